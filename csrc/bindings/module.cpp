@@ -1,0 +1,14 @@
+// `pagedkern._C`: what is reached from Python without a tensor.
+#include <pybind11/pybind11.h>
+
+#include "config.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "pagedkern's compiled helpers; pagedkern.build_info() is the public call.";
+  m.def("build_info", [] {
+    pybind11::dict info;
+    info["version"] = PAGEDKERN_CONFIG_VERSION;
+    info["compiler"] = __VERSION__;
+    return info;
+  });
+}

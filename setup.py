@@ -1,0 +1,305 @@
+"""Builds the op library and `_C` with ninja, in place or into a wheel.
+
+    python setup.py build_ext --inplace        what `make build` calls
+    pip install .                              builds in isolation, against a torch that pip fetches
+    pip install -e . --no-build-isolation      builds against the torch of the environment
+
+The op library uses LibTorch's stable ABI only (torch >= 2.11), so that one binary serves every later torch. Objects and
+depfiles are kept in build/, one folder per Python and torch version; a second build compiles what changed.
+"""
+
+import fcntl
+import os
+import platform
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+os.chdir(ROOT)
+
+# ---------------------------------------------------------------------------------------------------------- sources
+
+
+def _glob(pattern, exclude=()):
+    return sorted(str(p) for p in Path().glob(pattern) if str(p) not in exclude)
+
+
+# Bindings: checks, tensors to params, registration. Torch's stable headers.
+BINDINGS = _glob("csrc/bindings/*.cpp", exclude=("csrc/bindings/module.cpp",))
+# CPU kernels and their dispatch, compiled once.
+CPU = _glob("csrc/cpu/*.cpp")
+# CPU kernels compiled once per SIMD level.
+CPU_SIMD = _glob("csrc/cpu/simd/*.cpp")
+# CUDA kernels, one instantiation a file.
+CUDA = _glob("csrc/*/instantiations/*.cu") + _glob("csrc/smoke/*.cu")
+# Python module `_C`.
+MODULE = ["csrc/bindings/module.cpp"]
+# Virtual GPU, part of `_C`.
+VGPU = _glob("csrc/vgpu/*.cpp")
+
+SIMD_LEVELS = {"generic": ""}
+if platform.machine() in ("x86_64", "AMD64"):
+    _AVX2 = "-mavx2 -mfma -mf16c"
+    _AVX512 = f"-mavx512f -mavx512bw -mavx512dq -mavx512vl {_AVX2}"
+    SIMD_LEVELS |= {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vbmi"}
+
+CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-restrict -Icsrc"
+NVCC_FLAGS = "-std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
+TORCH_TARGET = "0x020b000000000000"  # 2.11, the oldest torch the op library runs under
+
+# --------------------------------------------------------------------------------------------------------- toolchain
+
+
+def _switch(name):
+    """An on/off switch from the environment: True, False, or None where it is not given."""
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        sys.exit(f"pagedkern: {name}={value!r}: expected 0 or 1")
+    return None if value == "" else value == "1"
+
+
+def _package_dir(name):
+    spec = find_spec(name)
+    if spec is None:
+        sys.exit(f"pagedkern: building needs {name} (pip install {name}), or pip's build isolation")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _cuda_home_of(nvcc):
+    """Where a working nvcc has its headers and libraries; it may itself be a script or a link. None if incomplete."""
+    dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"], capture_output=True, text=True)
+    tops = [line.split("TOP=", 1)[1] for line in dry.stderr.splitlines() if "TOP=" in line]
+    home = Path(tops[0]).resolve() if tops else None
+    complete = home and (home / "include/cuda_runtime.h").exists() and any(home.glob("lib*/libcudart_static.a"))
+    return home if complete else None
+
+
+def _find_cuda_home():
+    """The first complete toolkit: CUDA_HOME, nvcc on PATH, /usr/local/cuda, the nvidia-cuda-nvcc wheel."""
+    wheel = find_spec("nvidia")
+    wheels = [Path(p) / "cu13/bin/nvcc" for p in (wheel.submodule_search_locations if wheel else [])]
+    given = [Path(os.environ["CUDA_HOME"], "bin/nvcc")] if os.environ.get("CUDA_HOME") else []
+    for nvcc in [*given, shutil.which("nvcc"), Path("/usr/local/cuda/bin/nvcc"), *wheels]:
+        home = _cuda_home_of(nvcc) if nvcc and Path(nvcc).exists() else None
+        if home:
+            return home
+    return None
+
+
+GET_NVCC = (
+    "install CUDA 13 and put nvcc on PATH, or "
+    "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl (all ==13.0.*)"
+)
+
+
+class Toolchain:
+    """What this machine can build with, and why not more."""
+
+    def __init__(self):
+        self.cxx = os.environ.get("CXX", "c++")
+        if shutil.which(shlex.split(self.cxx)[0]) is None:
+            sys.exit(f"pagedkern: no C++ compiler {self.cxx!r}: install one (Debian: apt install g++) or set CXX")
+        self.torch_dir = _package_dir("torch")
+        torch = runpy.run_path(str(self.torch_dir / "version.py"))
+        self.torch_version, self.torch_cuda = torch["__version__"], torch["cuda"]
+        self.pybind11_dir = _package_dir("pybind11")
+        self.cuda_home, self.nvcc_version = _find_cuda_home(), ""
+        self.cuda_missing = self._why_no_cuda()
+        if not self.cuda_missing:
+            out = subprocess.run([self.cuda_home / "bin/nvcc", "--version"], capture_output=True, text=True, check=True)
+            self.nvcc_version = out.stdout.split(", V")[-1].split()[0]
+
+    def _why_no_cuda(self):
+        wanted = _switch("PAGEDKERN_CUDA")
+        if wanted is False:
+            return "switched off by PAGEDKERN_CUDA=0 at build time"
+        reason = ""
+        if self.cuda_home is None:
+            reason = f"no nvcc when this was built: {GET_NVCC}; then build again"
+        elif self.torch_cuda is None and wanted is None:
+            reason = (
+                f"torch {self.torch_version} is a build without CUDA: install a CUDA build of torch, or set "
+                "PAGEDKERN_CUDA=1 to build the CUDA kernels beside it; then build again"
+            )
+        if reason and wanted:
+            sys.exit(f"pagedkern: PAGEDKERN_CUDA=1, but there is {reason}")
+        return reason
+
+
+# -------------------------------------------------------------------------------------------------------- ninja file
+
+
+def _write_if_changed(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def _link_to(link, target):
+    if not (link.is_symlink() and link.readlink() == target):
+        link.unlink(missing_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target, target_is_directory=True)
+
+
+class NinjaBuild:
+    """Writes build.ninja and config.h, runs ninja. All paths are relative to the repository, and foreign headers are
+    reached by links inside the build folder, so that a build in isolation reuses the objects of the one in place."""
+
+    def __init__(self, version):
+        self.tools = Toolchain()
+        self.version = version
+        self.namespace = os.environ.get("PAGEDKERN_NAMESPACE", "pagedkern")
+        self.dir = Path("build") / f"{sys.implementation.cache_tag}-torch{self.tools.torch_version}"
+        self.op_library = self.dir / "libpagedkern_ops.so"
+        self.module = self.dir / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self.lines = []
+
+    def _config_header(self):
+        tools = self.tools
+        strings = {
+            "VERSION": self.version,
+            "TORCH_BUILT_WITH": tools.torch_version,
+            "SIMD_LEVELS": " ".join(SIMD_LEVELS),
+            "NVCC_VERSION": tools.nvcc_version,
+            "CUDA_MISSING": tools.cuda_missing,
+        }
+        rows = [f'#define PAGEDKERN_CONFIG_{k} "{v}"' for k, v in strings.items()]
+        return "// Written by setup.py.\n#pragma once\n" + "\n".join(rows) + "\n"
+
+    def _edge(self, rule, source, flags="", suffix=""):
+        out = self.dir / "obj" / f"{source}{suffix}.o"
+        self.lines.append(f"build {out}: {rule} {source}\n  flags = {flags}\n")
+        return str(out)
+
+    def _rules(self):
+        cxx, env = self.tools.cxx, os.environ.get
+        command = f"{cxx} {CXX_FLAGS} {env('CXXFLAGS', '')} $flags -MMD -MF $out.d -c $in -o $out"
+        self.lines += [f"rule cxx\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"]
+        link = f"{cxx} -shared {env('LDFLAGS', '')} $in -o $out $libs"
+        self.lines += [f"rule link\n  command = {link}\n  description = $out\n"]
+        if not self.tools.cuda_missing:
+            nvcc = self.tools.cuda_home / "bin/nvcc"
+            command = f"{nvcc} -ccbin {shlex.split(cxx)[0]} {NVCC_FLAGS} $flags -MMD -MF $out.d -c $in -o $out"
+            self.lines += [f"rule nvcc\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"]
+
+    def write(self):
+        tools, deps = self.tools, self.dir / "deps"
+        _link_to(deps / "torch", tools.torch_dir)
+        _link_to(deps / "pybind11", tools.pybind11_dir)
+        _write_if_changed(self.dir / "config.h", self._config_header())
+        torch_flags = (
+            f"-isystem {deps}/torch/include -DTORCH_TARGET_VERSION={TORCH_TARGET} -I{self.dir} "
+            f"-DPAGEDKERN_NAMESPACE={self.namespace}"
+        )
+        libs = f"-L{deps}/torch/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -Wl,-rpath,'$$ORIGIN/../torch/lib'"
+        self._rules()
+        objects = []
+        if not tools.cuda_missing:
+            _link_to(deps / "cuda", tools.cuda_home)
+            torch_flags += f" -DPAGEDKERN_WITH_CUDA -isystem {deps}/cuda/include"
+            lib = "lib64" if (tools.cuda_home / "lib64").exists() else "lib"
+            libs += f" -L{deps}/cuda/{lib} -lcudart_static -ldl -lrt -lpthread"
+            objects += [self._edge("nvcc", s) for s in CUDA]
+        objects += [self._edge("cxx", s, torch_flags) for s in BINDINGS]
+        objects += [self._edge("cxx", s) for s in CPU]
+        for level, flags in SIMD_LEVELS.items():
+            objects += [self._edge("cxx", s, f"-DPAGEDKERN_SIMD={level} {flags}", f".{level}") for s in CPU_SIMD]
+        self.lines.append(f"build {self.op_library}: link {' '.join(objects)}\n  libs = {libs}\n")
+
+        python = sysconfig.get_path("include")
+        module_flags = f"-I{self.dir} -isystem {deps}/pybind11/include -isystem {python}"
+        objects = [self._edge("cxx", s, module_flags) for s in MODULE] + [self._edge("cxx", s) for s in VGPU]
+        self.lines.append(f"build {self.module}: link {' '.join(objects)}\n  libs =\n")
+        _write_if_changed(self.dir / "build.ninja", "\n".join(self.lines))
+
+    def run(self):
+        import ninja
+
+        jobs = os.environ.get("PAGEDKERN_JOBS") or str(os.cpu_count())
+        command = [os.path.join(ninja.BIN_DIR, "ninja"), "-f", str(self.dir / "build.ninja"), "-j", jobs, "-k", "0"]
+        code = subprocess.run(command).returncode
+        return self._link_what_is_there() or code
+
+    def _link_what_is_there(self):
+        """Scaffolding while kernels are still being written: links the objects there are, with stubs that abort."""
+        import re
+
+        text = (self.dir / "build.ninja").read_text()
+        line = next(x for x in text.splitlines() if x.startswith(f"build {self.op_library}:"))
+        libs = text.split(line)[1].splitlines()[1].split("=", 1)[1].replace("$$", "$")
+        objects = [o for o in line.split(": link ")[1].split() if Path(o).exists()]
+        undefined = subprocess.run(["nm", "-u", *objects], capture_output=True, text=True).stdout
+        defined = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, text=True).stdout
+        have = {x.split()[-1] for x in defined.splitlines() if len(x.split()) > 2}
+        missing = {m for m in re.findall(r"U (_ZN?K?9pagedkern\S+)", undefined) if m not in have}
+        if not missing and len(objects) == len(line.split(": link ")[1].split()):
+            return 0
+        print("pagedkern: STUBS for", *sorted(missing), flush=True)
+        stub = self.dir / "stubs.c"
+        body = '#include <stdio.h>\n#include <stdlib.h>\nvoid pk_stub(void){fprintf(stderr,"pagedkern stub\\n");abort();}\n'
+        body += 'const char* pk_simd(void){return "generic";}\n'
+        for m in missing:
+            body += f'__asm__(".globl {m}\\n.set {m}, {"pk_simd" if "simd_level" in m else "pk_stub"}");\n'
+        stub.write_text(body)
+        subprocess.run(f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {self.op_library} {libs}",
+                       shell=True, check=True)
+        return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- setup
+
+
+class BuildWithNinja(build_ext):
+    """`build_ext` that hands the work to ninja and copies the two binaries to where the package is."""
+
+    def _targets(self):
+        package = Path("pagedkern") if self.inplace else Path(self.build_lib) / "pagedkern"
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        return {"libpagedkern_ops.so": package / "libpagedkern_ops.so", f"_C{suffix}": package / f"_C{suffix}"}
+
+    def run(self):
+        build = NinjaBuild(self.distribution.get_version())
+        build.dir.mkdir(parents=True, exist_ok=True)
+        # Two builds of one checkout at once would write the same objects.
+        with open(build.dir / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            build.write()
+            if build.tools.cuda_missing:
+                print(f"pagedkern: the CUDA kernels are left out: {build.tools.cuda_missing}", flush=True)
+            if build.run() != 0:
+                sys.exit("pagedkern: the build failed, see above")
+            for name, target in self._targets().items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # By rename: a process that has the old library mapped keeps it.
+                temporary = target.with_name(f".{target.name}.{os.getpid()}")
+                shutil.copy2(build.dir / name, temporary)
+                os.replace(temporary, target)
+
+    def get_outputs(self):
+        return [str(t) for t in self._targets().values()]
+
+    def get_output_mapping(self):
+        if not self.inplace:
+            return {}
+        return {str(Path(self.build_lib) / "pagedkern" / t.name): str(t) for t in self._targets().values()}
+
+
+HEADERS = _glob("csrc/**/*.h") + _glob("csrc/**/*.cuh")
+SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU
+setup(
+    packages=find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"]),
+    ext_modules=[Extension("pagedkern._C", SOURCES, depends=HEADERS)],
+    cmdclass={"build_ext": BuildWithNinja},
+    include_package_data=False,
+    zip_safe=False,
+)
