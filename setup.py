@@ -162,7 +162,7 @@ class NinjaBuild:
         self.dir = Path("build") / f"{sys.implementation.cache_tag}-torch{self.tools.torch_version}"
         self.op_library = self.dir / "libpagedkern_ops.so"
         self.module = self.dir / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-        self.lines = []
+        self.lines = [f"builddir = {self.dir}\n"]
 
     def _config_header(self):
         tools = self.tools
@@ -213,6 +213,7 @@ class NinjaBuild:
         objects += [self._edge("cxx", s, torch_flags) for s in BINDINGS]
         objects += [self._edge("cxx", s) for s in CPU]
         for level, flags in SIMD_LEVELS.items():
+            flags += " -Wno-maybe-uninitialized -Wno-uninitialized"  # GCC 12's own AVX-512 headers
             objects += [self._edge("cxx", s, f"-DPAGEDKERN_SIMD={level} {flags}", f".{level}") for s in CPU_SIMD]
         self.lines.append(f"build {self.op_library}: link {' '.join(objects)}\n  libs = {libs}\n")
 
@@ -276,14 +277,17 @@ class BuildWithNinja(build_ext):
             build.write()
             if build.tools.cuda_missing:
                 print(f"pagedkern: the CUDA kernels are left out: {build.tools.cuda_missing}", flush=True)
-            if build.run() != 0:
-                sys.exit("pagedkern: the build failed, see above")
+            code = build.run()
             for name, target in self._targets().items():
+                if not (build.dir / name).exists():
+                    continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # By rename: a process that has the old library mapped keeps it.
                 temporary = target.with_name(f".{target.name}.{os.getpid()}")
                 shutil.copy2(build.dir / name, temporary)
                 os.replace(temporary, target)
+            if code != 0:
+                sys.exit("pagedkern: the build failed, see above")
 
     def get_outputs(self):
         return [str(t) for t in self._targets().values()]
