@@ -1,0 +1,41 @@
+"""Every test that takes `backend` runs on all of them, or on those named with --backend."""
+
+import pytest
+import torch
+
+import pagedkern.reference  # noqa: F401  (registers torch.ops.pagedkern_reference)
+from pagedkern.testing.backends import BACKENDS, by_name
+
+
+def pytest_addoption(parser):
+    parser.addoption("--backend", action="append", help="run the op tests on this backend; may be given again")
+    parser.addoption("--random-cases", type=int, default=400, help="cases of the randomised differential test")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cases(list): run the test for each of the cases that the backend can take")
+
+
+def pytest_generate_tests(metafunc):
+    if "backend" not in metafunc.fixturenames:
+        return
+    names = metafunc.config.getoption("--backend") or [backend.name for backend in BACKENDS]
+    backends = [by_name(name) for name in names]
+    marker = metafunc.definition.get_closest_marker("cases")
+    if marker is None:
+        metafunc.parametrize("backend", backends, ids=lambda backend: backend.name)
+        return
+    pairs = [(backend, case) for backend in backends for case in marker.args[0] if case.work <= backend.max_work]
+    metafunc.parametrize("backend,case", pairs, ids=[f"{backend.name}-{case.name}" for backend, case in pairs])
+
+
+@pytest.fixture(autouse=True)
+def _needs_hardware(request):
+    backend = request.node.callspec.params.get("backend") if hasattr(request.node, "callspec") else None
+    if backend is not None and backend.hardware:
+        pytest.skip(f"backend {backend.name} needs {backend.hardware}")
+
+
+@pytest.fixture(autouse=True)
+def _same_seed():
+    torch.manual_seed(0)
