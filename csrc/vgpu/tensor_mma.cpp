@@ -1,0 +1,168 @@
+#include "vgpu/tensor_mma.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "vgpu/tensor_gemm.h"
+
+namespace pagedkern::vgpu {
+namespace {
+
+constexpr int kMaxDepth = 32;
+constexpr int kRows = 16;
+constexpr int kColumns = 8;
+
+template <typename Out>
+Out element(TensorType type, uint32_t word, int i) {
+  switch (type) {
+    case TensorType::kF16: return static_cast<Out>(half_bits_to_float(static_cast<uint16_t>(word >> (16 * i))));
+    case TensorType::kBF16: return static_cast<Out>(bfloat_bits_to_float(static_cast<uint16_t>(word >> (16 * i))));
+    case TensorType::kTF32: return static_cast<Out>(tf32_bits_to_float(word));
+    case TensorType::kE4M3: return static_cast<Out>(e4m3_bits_to_float(static_cast<uint8_t>(word >> (8 * i))));
+    case TensorType::kE5M2: return static_cast<Out>(e5m2_bits_to_float(static_cast<uint8_t>(word >> (8 * i))));
+    case TensorType::kS8: return static_cast<Out>(static_cast<int8_t>(word >> (8 * i)));
+    default: return static_cast<Out>(static_cast<uint8_t>(word >> (8 * i)));
+  }
+}
+
+// Register r of lane l holds, of row l / 4 + 8 (r mod 2), the elements that start at column
+// (l mod 4) e + 4 e (r / 2), where e is how many elements a register holds.
+template <typename Out>
+void unpack_a(TensorType type, int k, const LaneWords* a, Out* out) {
+  const int per_register = 4 / tensor_type_bytes(type);
+  const int registers = 2 * k / (4 * per_register);
+  for (int r = 0; r < registers; ++r) {
+    for (int lane = 0; lane < 32; ++lane) {
+      Out* at = out + (lane / 4 + 8 * (r % 2)) * k + (lane % 4) * per_register + 4 * per_register * (r / 2);
+      for (int i = 0; i < per_register; ++i) at[i] = element<Out>(type, a[r][lane], i);
+    }
+  }
+}
+
+// Register r of lane l holds, of column l / 4, the elements that start at row (l mod 4) e + 4 e r.
+template <typename Out>
+void unpack_b(TensorType type, int k, const LaneWords* b, Out* out) {
+  const int per_register = 4 / tensor_type_bytes(type);
+  const int registers = k / (4 * per_register);
+  for (int r = 0; r < registers; ++r) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = (lane % 4) * per_register + 4 * per_register * r;
+      for (int i = 0; i < per_register; ++i) {
+        out[(row + i) * kColumns + lane / 4] = element<Out>(type, b[r][lane], i);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool mma_supported(const MmaForm& f) {
+  if (f.m != kRows || f.n != kColumns) return false;
+  const auto is_fp8 = [](TensorType t) { return t == TensorType::kE4M3 || t == TensorType::kE5M2; };
+  const auto is_int8 = [](TensorType t) { return t == TensorType::kS8 || t == TensorType::kU8; };
+  if (f.accumulator == TensorType::kS32) return is_int8(f.a) && is_int8(f.b) && (f.k == 16 || f.k == 32);
+  if (f.saturate) return false;
+  const bool f16_sum = f.accumulator == TensorType::kF16;
+  if (!f16_sum && f.accumulator != TensorType::kF32) return false;
+  if (is_fp8(f.a) && is_fp8(f.b)) return f.k == 16 || f.k == 32;
+  if (f.a != f.b) return false;
+  if (f.a == TensorType::kF16) return f.k == 8 || f.k == 16;
+  if (f.a == TensorType::kBF16) return !f16_sum && (f.k == 8 || f.k == 16);
+  if (f.a == TensorType::kTF32) return !f16_sum && (f.k == 4 || f.k == 8);
+  return false;
+}
+
+int mma_a_registers(const MmaForm& f) {
+  return f.k * tensor_type_bytes(f.a) / 8;
+}
+int mma_b_registers(const MmaForm& f) {
+  return f.k * tensor_type_bytes(f.b) / 16;
+}
+int mma_accumulator_registers(const MmaForm& f) {
+  return f.accumulator == TensorType::kF16 ? 2 : 4;
+}
+
+void unpack_a_fragment(TensorType type, int k, const LaneWords* a, bool negate, float* out) {
+  unpack_a(type, k, a, out);
+  if (negate) {
+    for (int i = 0; i < kRows * k; ++i) out[i] = -out[i];
+  }
+}
+
+void unpack_a_fragment(TensorType type, int k, const LaneWords* a, int32_t* out) {
+  unpack_a(type, k, a, out);
+}
+
+// Within each block of 8 columns, register pair p of lane l is row l / 4 + 8 p, columns 2 (l mod 4) and the next.
+void unpack_accumulator(TensorType type, int n, const LaneWords* c, float* out) {
+  for (int block = 0; block < n / 8; ++block) {
+    for (int p = 0; p < 2; ++p) {
+      for (int lane = 0; lane < 32; ++lane) {
+        float* at = out + (lane / 4 + 8 * p) * n + block * 8 + (lane % 4) * 2;
+        if (type == TensorType::kF16) {
+          const uint32_t word = c[block * 2 + p][lane];
+          at[0] = half_bits_to_float(static_cast<uint16_t>(word));
+          at[1] = half_bits_to_float(static_cast<uint16_t>(word >> 16));
+        } else {
+          at[0] = std::bit_cast<float>(c[block * 4 + 2 * p][lane]);
+          at[1] = std::bit_cast<float>(c[block * 4 + 2 * p + 1][lane]);
+        }
+      }
+    }
+  }
+}
+
+void unpack_accumulator(int n, const LaneWords* c, int32_t* out) {
+  for (int r = 0; r < n / 2; ++r) {
+    for (int lane = 0; lane < 32; ++lane) {
+      out[(lane / 4 + 8 * ((r % 4) / 2)) * n + (r / 4) * 8 + (lane % 4) * 2 + r % 2] = static_cast<int32_t>(c[r][lane]);
+    }
+  }
+}
+
+void pack_accumulator(TensorType type, int n, const float* in, LaneWords* d) {
+  const auto word = [](float x) { return std::isnan(x) ? 0x7fffffffu : std::bit_cast<uint32_t>(x); };
+  for (int block = 0; block < n / 8; ++block) {
+    for (int p = 0; p < 2; ++p) {
+      for (int lane = 0; lane < 32; ++lane) {
+        const float* at = in + (lane / 4 + 8 * p) * n + block * 8 + (lane % 4) * 2;
+        if (type == TensorType::kF16) {
+          d[block * 2 + p][lane] =
+              static_cast<uint32_t>(float_to_half_bits(at[0])) | static_cast<uint32_t>(float_to_half_bits(at[1])) << 16;
+        } else {
+          d[block * 4 + 2 * p][lane] = word(at[0]);
+          d[block * 4 + 2 * p + 1][lane] = word(at[1]);
+        }
+      }
+    }
+  }
+}
+
+void pack_accumulator(int n, const int32_t* in, LaneWords* d) {
+  for (int r = 0; r < n / 2; ++r) {
+    for (int lane = 0; lane < 32; ++lane) {
+      d[r][lane] = static_cast<uint32_t>(in[(lane / 4 + 8 * ((r % 4) / 2)) * n + (r / 4) * 8 + (lane % 4) * 2 + r % 2]);
+    }
+  }
+}
+
+void mma_sync(const MmaForm& form, LaneWords* d, const LaneWords* a, const LaneWords* b, const LaneWords* c) {
+  if (form.accumulator == TensorType::kS32) {
+    int32_t ta[kRows * kMaxDepth], tb[kMaxDepth * kColumns], tc[kRows * kColumns];
+    unpack_a(form.a, form.k, a, ta);
+    unpack_b(form.b, form.k, b, tb);
+    unpack_accumulator(kColumns, c, tc);
+    tensor_accumulate(tc, ta, tb, kRows, kColumns, form.k, form.saturate);
+    pack_accumulator(kColumns, tc, d);
+    return;
+  }
+  float ta[kRows * kMaxDepth], tb[kMaxDepth * kColumns], tc[kRows * kColumns];
+  unpack_a(form.a, form.k, a, ta);
+  unpack_b(form.b, form.k, b, tb);
+  unpack_accumulator(form.accumulator, kColumns, c, tc);
+  tensor_accumulate(tc, ta, tb, kRows, kColumns, form.k);
+  pack_accumulator(form.accumulator, kColumns, tc, d);
+}
+
+}  // namespace pagedkern::vgpu
