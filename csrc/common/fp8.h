@@ -1,5 +1,6 @@
 // FP8 as every backend stores it: round to nearest even, saturating (+-inf to +-max), NaN to 0x7F, -0.0 to 0x80.
-// Plain integer code, for the host, for the device where no conversion instruction fits, and as the text to check others by.
+// Plain integer code, for the host, for the device where no conversion instruction fits, and as the text to check
+// others by.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +69,8 @@ static PAGEDKERN_HOST_DEVICE uint8_t encode_fp8(float x) {
   const uint32_t clamped = magnitude < Format::kMaxBits ? magnitude : Format::kMaxBits;
   const uint32_t half_ulp = (1u << (kShift - 1)) - 1 + ((clamped >> kShift) & 1);
   const uint32_t normal = ((clamped + half_ulp) >> kShift) - kRebias;
-  const uint32_t subnormal = float_to_bits(bits_to_float(clamped) + Format::kSubnormalMagic) - Format::kSubnormalMagicBits;
+  const uint32_t subnormal =
+      float_to_bits(bits_to_float(clamped) + Format::kSubnormalMagic) - Format::kSubnormalMagicBits;
   const uint32_t code = (clamped < Format::kMinNormalBits ? subnormal : normal) | ((bits >> 24) & 0x80u);
   return static_cast<uint8_t>(magnitude > 0x7F800000u ? 0x7Fu : code);
 }
@@ -81,7 +83,8 @@ static PAGEDKERN_HOST_DEVICE float decode_fp8(uint8_t code) {
   const uint32_t magnitude = code & 0x7Fu;
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   const uint32_t normal = (magnitude << kShift) + (static_cast<uint32_t>(127 - Format::kBias) << 23);
-  const uint32_t subnormal = float_to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * Format::kSubnormalStep);
+  const uint32_t subnormal =
+      float_to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * Format::kSubnormalStep);
   uint32_t bits = magnitude < (1u << Format::kMantissaBits) ? subnormal : normal;
   if (magnitude >= kInfCode) {
     bits = Format::kBias == E5M2::kBias && magnitude == kInfCode ? 0x7F800000u : 0x7FC00000u;

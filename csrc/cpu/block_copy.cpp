@@ -35,7 +35,9 @@ void stream_run(char* destination, const char* source, int64_t bytes) {
   }
   std::memcpy(destination + done, source + done, static_cast<size_t>(bytes - done));
 }
-void finish_stream() { _mm_sfence(); }
+void finish_stream() {
+  _mm_sfence();
+}
 #else
 void stream_run(char* destination, const char* source, int64_t bytes) {
   std::memcpy(destination, source, static_cast<size_t>(bytes));

@@ -1,7 +1,8 @@
 // reshape_and_cache, reshape_and_cache_dynamic, rope_reshape_and_cache.
+#include "cpu/simd/cache_write.h"
+
 #include "cpu/kernels.h"
 #include "cpu/share_work.h"
-#include "cpu/simd/cache_write.h"
 
 namespace pagedkern::cpu {
 namespace {

@@ -1,7 +1,8 @@
 // gather_cache.
+#include "cpu/simd/gather.h"
+
 #include "cpu/kernels.h"
 #include "cpu/share_work.h"
-#include "cpu/simd/gather.h"
 
 namespace pagedkern::cpu {
 

@@ -1,7 +1,8 @@
 // merge_attention_states.
+#include "cpu/simd/merge_states.h"
+
 #include "cpu/kernels.h"
 #include "cpu/share_work.h"
-#include "cpu/simd/merge_states.h"
 
 namespace pagedkern::cpu {
 

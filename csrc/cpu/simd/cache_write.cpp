@@ -215,11 +215,18 @@ void write_cache_units(const CacheWriteParams& params, const RopeParams* rope, b
     return !dynamic && stride_head == head_dim && cache.stride_head == head_dim && scale.stride_head == 0;
   };
   const HeadRange query(unit_begin, unit_end, 0, query_heads);
-  const Side key{static_cast<const char*>(params.key), params.key_stride_token * item, params.key_stride_head * item,
-                 params.key_cache, params.k_scale, HeadRange(unit_begin, unit_end, query_heads, kv_heads),
+  const Side key{static_cast<const char*>(params.key),
+                 params.key_stride_token * item,
+                 params.key_stride_head * item,
+                 params.key_cache,
+                 params.k_scale,
+                 HeadRange(unit_begin, unit_end, query_heads, kv_heads),
                  joinable(params.key_stride_head, params.key_cache, params.k_scale)};
-  const Side value{static_cast<const char*>(params.value), params.value_stride_token * item,
-                   params.value_stride_head * item, params.value_cache, params.v_scale,
+  const Side value{static_cast<const char*>(params.value),
+                   params.value_stride_token * item,
+                   params.value_stride_head * item,
+                   params.value_cache,
+                   params.v_scale,
                    HeadRange(unit_begin, unit_end, query_heads + kv_heads, kv_heads),
                    joinable(params.value_stride_head, params.value_cache, params.v_scale)};
   const StoreRow store_row = choose_store(params.dtype, shape.dtype, dynamic);
@@ -235,7 +242,8 @@ void write_cache_units(const CacheWriteParams& params, const RopeParams* rope, b
     if (rope != nullptr && unit_begin < query_heads + kv_heads) {
       const int64_t position = read_index(rope->positions, rope->position_is_int32, row * rope->position_stride);
       if (position >= 0 && position < rope->max_position) {
-        rotation.cosines = static_cast<const char*>(rope->cos_sin_cache) + position * rope->cos_sin_stride * cos_sin_item;
+        rotation.cosines =
+            static_cast<const char*>(rope->cos_sin_cache) + position * rope->cos_sin_stride * cos_sin_item;
         rotation.sines = rotation.cosines + rotation.half * cos_sin_item;
         rotate_heads(rotation, static_cast<char*>(rope->query) + row * rope->query_stride_token * item,
                      rope->query_stride_head * item, query);

@@ -8,11 +8,21 @@ namespace pagedkern::cpu::PAGEDKERN_SIMD::lanes {
 constexpr int kLanes = 8;
 using Vec = __m256;
 
-inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
-inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec broadcast(float x) {
+  return _mm256_set1_ps(x);
+}
+inline Vec add(Vec a, Vec b) {
+  return _mm256_add_ps(a, b);
+}
+inline Vec sub(Vec a, Vec b) {
+  return _mm256_sub_ps(a, b);
+}
+inline Vec mul(Vec a, Vec b) {
+  return _mm256_mul_ps(a, b);
+}
+inline Vec div(Vec a, Vec b) {
+  return _mm256_div_ps(a, b);
+}
 inline Vec mul_rounded(Vec a, Vec b) {
   Vec product = _mm256_mul_ps(a, b);
   asm("" : "+x"(product));
@@ -21,7 +31,9 @@ inline Vec mul_rounded(Vec a, Vec b) {
 
 // The running maximum of finite magnitudes, kept as bit patterns (non-negative as signed integers).
 using MaxVec = __m256i;
-inline MaxVec max_zero() { return _mm256_setzero_si256(); }
+inline MaxVec max_zero() {
+  return _mm256_setzero_si256();
+}
 inline MaxVec max_finite(MaxVec running, Vec x) {
   const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFFFF));
   const __m256i finite = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7F800000), magnitude);
@@ -34,12 +46,16 @@ inline float max_value(MaxVec running) {
   return bits_to_float(static_cast<uint32_t>(_mm_cvtsi128_si32(m)));
 }
 
-inline Vec from_bits(__m128i bits, Half) { return _mm256_cvtph_ps(bits); }
+inline Vec from_bits(__m128i bits, Half) {
+  return _mm256_cvtph_ps(bits);
+}
 inline Vec from_bits(__m128i bits, BFloat16) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 // Codes are in the low 8 bytes. e5m2 is the upper half of a float16.
-inline Vec from_bits(__m128i bits, Fp8<E5M2>) { return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bits), 8)); }
+inline Vec from_bits(__m128i bits, Fp8<E5M2>) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bits), 8));
+}
 // e4m3 shifted into a float16 is 2^-8 of its value, subnormals included; only NaN needs care.
 inline Vec from_bits(__m128i bits, Fp8<E4M3>) {
   const __m128i wide = _mm_cvtepu8_epi16(bits);
@@ -54,7 +70,9 @@ inline Vec from_bits(__m128i bits, Fp8<E4M3>) {
 inline __m128i narrow_to_16(__m256i words) {
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08));
 }
-inline __m256i nan_lanes(Vec x) { return _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+inline __m256i nan_lanes(Vec x) {
+  return _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
 
 inline __m128i to_bits(Vec x, Half) {
   const __m256i nan = nan_lanes(x);
@@ -91,8 +109,12 @@ inline __m128i to_bits(Vec x, Fp8<Format>) {
   return _mm_packus_epi16(words, words);
 }
 
-inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
-inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+inline Vec load(const float* p) {
+  return _mm256_loadu_ps(p);
+}
+inline void store(float* p, Vec x) {
+  _mm256_storeu_ps(p, x);
+}
 
 template <class T>
 inline Vec load(const T* p) {

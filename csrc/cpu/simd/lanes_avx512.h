@@ -13,13 +13,25 @@ namespace pagedkern::cpu::PAGEDKERN_SIMD::lanes {
 constexpr int kLanes = 16;
 using Vec = __m512;
 
-inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline __mmask16 first_lanes(int n) {
+  return static_cast<__mmask16>((1u << n) - 1);
+}
 
-inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
-inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec broadcast(float x) {
+  return _mm512_set1_ps(x);
+}
+inline Vec add(Vec a, Vec b) {
+  return _mm512_add_ps(a, b);
+}
+inline Vec sub(Vec a, Vec b) {
+  return _mm512_sub_ps(a, b);
+}
+inline Vec mul(Vec a, Vec b) {
+  return _mm512_mul_ps(a, b);
+}
+inline Vec div(Vec a, Vec b) {
+  return _mm512_div_ps(a, b);
+}
 inline Vec mul_rounded(Vec a, Vec b) {
   Vec product = _mm512_mul_ps(a, b);
   asm("" : "+v"(product));
@@ -28,15 +40,21 @@ inline Vec mul_rounded(Vec a, Vec b) {
 
 // The running maximum of finite magnitudes, kept as bit patterns.
 using MaxVec = __m512i;
-inline MaxVec max_zero() { return _mm512_setzero_si512(); }
+inline MaxVec max_zero() {
+  return _mm512_setzero_si512();
+}
 inline MaxVec max_finite(MaxVec running, Vec x) {
   const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF));
   const __mmask16 finite = _mm512_cmplt_epu32_mask(magnitude, _mm512_set1_epi32(0x7F800000));
   return _mm512_mask_max_epu32(running, finite, running, magnitude);
 }
-inline float max_value(MaxVec running) { return bits_to_float(_mm512_reduce_max_epu32(running)); }
+inline float max_value(MaxVec running) {
+  return bits_to_float(_mm512_reduce_max_epu32(running));
+}
 
-inline Vec from_bits(__m256i bits, Half) { return _mm512_cvtph_ps(bits); }
+inline Vec from_bits(__m256i bits, Half) {
+  return _mm512_cvtph_ps(bits);
+}
 inline Vec from_bits(__m256i bits, BFloat16) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
@@ -87,10 +105,18 @@ inline __m128i to_bits(Vec x, Fp8<Format>) {
   return _mm512_cvtepi32_epi8(code);
 }
 
-inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
-inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
-inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
-inline void store_part(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+inline Vec load(const float* p) {
+  return _mm512_loadu_ps(p);
+}
+inline Vec load_part(const float* p, int n) {
+  return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+inline void store(float* p, Vec x) {
+  _mm512_storeu_ps(p, x);
+}
+inline void store_part(float* p, Vec x, int n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), x);
+}
 
 template <class T>
 inline Vec load(const T* p) {

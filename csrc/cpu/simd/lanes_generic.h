@@ -42,7 +42,9 @@ inline Vec mul_rounded(const Vec& a, const Vec& b) {
 struct MaxVec {
   uint32_t v[kLanes];
 };
-inline MaxVec max_zero() { return MaxVec{}; }
+inline MaxVec max_zero() {
+  return MaxVec{};
+}
 inline MaxVec max_finite(const MaxVec& running, const Vec& x) {
   MaxVec result;
   for (int i = 0; i < kLanes; ++i) {
@@ -58,8 +60,12 @@ inline float max_value(const MaxVec& running) {
   return bits_to_float(largest);
 }
 
-inline float from_element(float x) { return x; }
-inline float from_element(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+inline float from_element(float x) {
+  return x;
+}
+inline float from_element(BFloat16 x) {
+  return bits_to_float(static_cast<uint32_t>(x.bits) << 16);
+}
 inline float from_element(Half x) {
   const uint32_t magnitude = x.bits & 0x7FFFu;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -74,7 +80,9 @@ inline float from_element(Fp8<Format> x) {
   return decode_fp8<Format>(x.bits);
 }
 
-inline void to_element(float x, float& out) { out = x; }
+inline void to_element(float x, float& out) {
+  out = x;
+}
 inline void to_element(float x, BFloat16& out) {
   const uint32_t bits = float_to_bits(x);
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16;

@@ -74,21 +74,24 @@ RowKernels choose(const MergeStatesParams& params) {
 }
 
 // No key at all, or a backend's mark for that.
-inline bool is_empty(float lse) { return lse == HUGE_VALF || lse == -HUGE_VALF; }
+inline bool is_empty(float lse) {
+  return lse == HUGE_VALF || lse == -HUGE_VALF;
+}
 
 }  // namespace
 
 void merge_state_rows(const MergeStatesParams& params, int64_t row_begin, int64_t row_end) {
   const RowKernels kernels = choose(params);
-  const int64_t out_item = size_of(params.out_dtype), a_item = size_of(params.a_dtype), b_item = size_of(params.b_dtype);
+  const int64_t out_item = size_of(params.out_dtype), a_item = size_of(params.a_dtype),
+                b_item = size_of(params.b_dtype);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t token = row / params.num_heads, head = row % params.num_heads;
-    char* out = static_cast<char*>(params.out) +
-                (token * params.out_stride_token + head * params.out_stride_head) * out_item;
-    const char* a = static_cast<const char*>(params.out_a) +
-                    (token * params.a_stride_token + head * params.a_stride_head) * a_item;
-    const char* b = static_cast<const char*>(params.out_b) +
-                    (token * params.b_stride_token + head * params.b_stride_head) * b_item;
+    char* out =
+        static_cast<char*>(params.out) + (token * params.out_stride_token + head * params.out_stride_head) * out_item;
+    const char* a =
+        static_cast<const char*>(params.out_a) + (token * params.a_stride_token + head * params.a_stride_head) * a_item;
+    const char* b =
+        static_cast<const char*>(params.out_b) + (token * params.b_stride_token + head * params.b_stride_head) * b_item;
     const float lse_a = params.lse_a[token * params.lse_a_stride_token + head * params.lse_a_stride_head];
     const float lse_b = params.lse_b[token * params.lse_b_stride_token + head * params.lse_b_stride_head];
     float lse;
