@@ -22,6 +22,7 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 os.chdir(ROOT)
@@ -210,7 +211,9 @@ class NinjaBuild:
             lib = "lib64" if (tools.cuda_home / "lib64").exists() else "lib"
             libs += f" -L{deps}/cuda/{lib} -lcudart_static -ldl -lrt -lpthread"
             objects += [self._edge("nvcc", s) for s in CUDA]
-        objects += [self._edge("cxx", s, torch_flags) for s in BINDINGS]
+        # A suffix, so that switching CUDA off and on again finds both kinds of objects still there.
+        suffix = "" if tools.cuda_missing else ".cuda"
+        objects += [self._edge("cxx", s, torch_flags, suffix) for s in BINDINGS]
         objects += [self._edge("cxx", s) for s in CPU]
         for level, flags in SIMD_LEVELS.items():
             flags += " -Wno-maybe-uninitialized -Wno-uninitialized"  # GCC 12's own AVX-512 headers
@@ -298,12 +301,27 @@ class BuildWithNinja(build_ext):
         return {str(Path(self.build_lib) / "pagedkern" / t.name): str(t) for t in self._targets().values()}
 
 
-HEADERS = _glob("csrc/**/*.h") + _glob("csrc/**/*.cuh")
+class CleanBuildPy(build_py):
+    """`build_py` that starts from nothing, so that a file deleted from the tree does not live on in the wheel."""
+
+    def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+# Folder -> package where the two differ: a top-level import named triton_kernels would shadow Triton's own package.
+PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_kernels").exists() else {}
+PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
+PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
 SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU
-setup(
-    packages=find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"]),
-    ext_modules=[Extension("pagedkern._C", SOURCES, depends=HEADERS)],
-    cmdclass={"build_ext": BuildWithNinja},
-    include_package_data=False,
-    zip_safe=False,
-)
+
+if __name__ == "__main__":
+    setup(
+        packages=PACKAGES,
+        package_dir=PACKAGE_DIR,
+        ext_modules=[Extension("pagedkern._C", SOURCES, depends=_glob("csrc/**/*.h") + _glob("csrc/**/*.cuh"))],
+        cmdclass={"build_ext": BuildWithNinja, "build_py": CleanBuildPy},
+        include_package_data=False,
+        zip_safe=False,
+    )
