@@ -1,7 +1,6 @@
 #include "vgpu/tensor_mma.h"
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 
 #include "vgpu/tensor_gemm.h"
@@ -10,8 +9,8 @@ namespace pagedkern::vgpu {
 namespace {
 
 constexpr int kMaxDepth = 32;
-constexpr int kRows = 16;
-constexpr int kColumns = 8;
+constexpr int kRows = kTensorRows;
+constexpr int kColumns = kPanel;
 
 template <typename Out>
 Out element(TensorType type, uint32_t word, int i) {
@@ -94,20 +93,21 @@ void unpack_a_fragment(TensorType type, int k, const LaneWords* a, int32_t* out)
   unpack_a(type, k, a, out);
 }
 
-// Within each block of 8 columns, register pair p of lane l is row l / 4 + 8 p, columns 2 (l mod 4) and the next.
+// In a panel, register pair p of lane l is row l / 4 + 8 p, columns 2 (l mod 4) and the next: the panel's 128 elements
+// in row order are the two registers of each pair, interleaved.
 void unpack_accumulator(TensorType type, int n, const LaneWords* c, float* out) {
-  for (int block = 0; block < n / 8; ++block) {
-    for (int p = 0; p < 2; ++p) {
+  for (int half = 0; half < n / 4; ++half, out += 64) {
+    if (type == TensorType::kF16) {
+      const LaneWords& pair = c[half];
       for (int lane = 0; lane < 32; ++lane) {
-        float* at = out + (lane / 4 + 8 * p) * n + block * 8 + (lane % 4) * 2;
-        if (type == TensorType::kF16) {
-          const uint32_t word = c[block * 2 + p][lane];
-          at[0] = half_bits_to_float(static_cast<uint16_t>(word));
-          at[1] = half_bits_to_float(static_cast<uint16_t>(word >> 16));
-        } else {
-          at[0] = std::bit_cast<float>(c[block * 4 + 2 * p][lane]);
-          at[1] = std::bit_cast<float>(c[block * 4 + 2 * p + 1][lane]);
-        }
+        out[2 * lane] = half_bits_to_float(static_cast<uint16_t>(pair[lane]));
+        out[2 * lane + 1] = half_bits_to_float(static_cast<uint16_t>(pair[lane] >> 16));
+      }
+    } else {
+      const LaneWords &even = c[2 * half], &odd = c[2 * half + 1];
+      for (int lane = 0; lane < 32; ++lane) {
+        out[2 * lane] = std::bit_cast<float>(even[lane]);
+        out[2 * lane + 1] = std::bit_cast<float>(odd[lane]);
       }
     }
   }
@@ -115,25 +115,26 @@ void unpack_accumulator(TensorType type, int n, const LaneWords* c, float* out) 
 
 void unpack_accumulator(int n, const LaneWords* c, int32_t* out) {
   for (int r = 0; r < n / 2; ++r) {
-    for (int lane = 0; lane < 32; ++lane) {
-      out[(lane / 4 + 8 * ((r % 4) / 2)) * n + (r / 4) * 8 + (lane % 4) * 2 + r % 2] = static_cast<int32_t>(c[r][lane]);
-    }
+    for (int lane = 0; lane < 32; ++lane) out[64 * (r / 2) + 2 * lane + r % 2] = static_cast<int32_t>(c[r][lane]);
   }
 }
 
 void pack_accumulator(TensorType type, int n, const float* in, LaneWords* d) {
-  const auto word = [](float x) { return std::isnan(x) ? 0x7fffffffu : std::bit_cast<uint32_t>(x); };
-  for (int block = 0; block < n / 8; ++block) {
-    for (int p = 0; p < 2; ++p) {
+  const auto word = [](float x) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : bits;
+  };
+  for (int half = 0; half < n / 4; ++half, in += 64) {
+    if (type == TensorType::kF16) {
       for (int lane = 0; lane < 32; ++lane) {
-        const float* at = in + (lane / 4 + 8 * p) * n + block * 8 + (lane % 4) * 2;
-        if (type == TensorType::kF16) {
-          d[block * 2 + p][lane] =
-              static_cast<uint32_t>(float_to_half_bits(at[0])) | static_cast<uint32_t>(float_to_half_bits(at[1])) << 16;
-        } else {
-          d[block * 4 + 2 * p][lane] = word(at[0]);
-          d[block * 4 + 2 * p + 1][lane] = word(at[1]);
-        }
+        d[half][lane] = static_cast<uint32_t>(float_to_half_bits(in[2 * lane])) |
+                        static_cast<uint32_t>(float_to_half_bits(in[2 * lane + 1])) << 16;
+      }
+    } else {
+      LaneWords &even = d[2 * half], &odd = d[2 * half + 1];
+      for (int lane = 0; lane < 32; ++lane) {
+        even[lane] = word(in[2 * lane]);
+        odd[lane] = word(in[2 * lane + 1]);
       }
     }
   }
@@ -141,9 +142,7 @@ void pack_accumulator(TensorType type, int n, const float* in, LaneWords* d) {
 
 void pack_accumulator(int n, const int32_t* in, LaneWords* d) {
   for (int r = 0; r < n / 2; ++r) {
-    for (int lane = 0; lane < 32; ++lane) {
-      d[r][lane] = static_cast<uint32_t>(in[(lane / 4 + 8 * ((r % 4) / 2)) * n + (r / 4) * 8 + (lane % 4) * 2 + r % 2]);
-    }
+    for (int lane = 0; lane < 32; ++lane) d[r][lane] = static_cast<uint32_t>(in[64 * (r / 2) + 2 * lane + r % 2]);
   }
 }
 
@@ -153,7 +152,7 @@ void mma_sync(const MmaForm& form, LaneWords* d, const LaneWords* a, const LaneW
     unpack_a(form.a, form.k, a, ta);
     unpack_b(form.b, form.k, b, tb);
     unpack_accumulator(kColumns, c, tc);
-    tensor_accumulate(tc, ta, tb, kRows, kColumns, form.k, form.saturate);
+    tensor_accumulate(tc, ta, tb, 1, form.k, form.saturate);
     pack_accumulator(kColumns, tc, d);
     return;
   }
@@ -161,7 +160,7 @@ void mma_sync(const MmaForm& form, LaneWords* d, const LaneWords* a, const LaneW
   unpack_a(form.a, form.k, a, ta);
   unpack_b(form.b, form.k, b, tb);
   unpack_accumulator(form.accumulator, kColumns, c, tc);
-  tensor_accumulate(tc, ta, tb, kRows, kColumns, form.k);
+  tensor_accumulate(tc, ta, tb, 1, form.k);
   pack_accumulator(form.accumulator, kColumns, tc, d);
 }
 

@@ -30,10 +30,10 @@ int mma_accumulator_registers(const MmaForm& form);
 void mma_sync(const MmaForm& form, LaneWords* d, const LaneWords* a, const LaneWords* b, const LaneWords* c);
 
 // The pieces, shared with wgmma, whose fragments are those of a 16-row mma repeated over n.
-// Rows of 16 x k; `negate` is the imm-scale of -1.
+// A: 16 x k, row major; `negate` is the imm-scale of -1.
 void unpack_a_fragment(TensorType type, int k, const LaneWords* a, bool negate, float* out);
 void unpack_a_fragment(TensorType type, int k, const LaneWords* a, int32_t* out);
-// 16 x n accumulators, float16 pairs widened.
+// 16 x n accumulators in panels of eight columns (tensor_gemm.h), float16 pairs widened.
 void unpack_accumulator(TensorType type, int n, const LaneWords* c, float* out);
 void unpack_accumulator(int n, const LaneWords* c, int32_t* out);
 // NaN results become the canonical NaN of the type, as the hardware's do.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "vgpu/tensor_gemm.h"
 
@@ -11,64 +10,57 @@ namespace pagedkern::vgpu {
 namespace {
 
 constexpr int kChunk = 16;
-constexpr int kRows = 16;
+constexpr int kRows = kTensorRows;
 constexpr int kMaxN = 256;
 constexpr int kMaxK = 32;
 
-template <typename Load>
-void unpack_with(bool transposed, bool b_order, int mn, int k, int bytes, const uint8_t* chunks, Load load,
-                 float* out) {
-  for (int outer = 0; outer < (transposed ? k : mn); ++outer) {
-    const int inner_count = transposed ? mn : k;
-    const uint8_t* row = chunks + static_cast<size_t>(outer) * inner_count * bytes;
-    const bool along_row = transposed == b_order;  // the contiguous dimension of memory is that of the output
-    float* to = out + (along_row ? outer * inner_count : outer);
-    const int step = along_row ? 1 : (b_order ? mn : k);
-    for (int i = 0; i < inner_count; ++i) to[i * step] = load(row + i * bytes);
+// Element (mn, k) of a matrix in panels of eight along mn, or row major along k.
+struct PanelOrder {
+  int k_count;
+  int operator()(int mn, int k) const { return ((mn / kPanel) * k_count + k) * kPanel + mn % kPanel; }
+};
+struct RowOrder {
+  int k_count;
+  int operator()(int mn, int k) const { return mn * k_count + k; }
+};
+
+template <typename T, typename Order, typename Convert>
+void unpack_elements(bool transposed, int count, int k, const uint8_t* chunks, float sign, Order order, float* out,
+                     Convert convert) {
+  constexpr int kPerChunk = kChunk / static_cast<int>(sizeof(T));
+  T in[kPerChunk];
+  const int outer_count = transposed ? k : count, inner_count = transposed ? count : k;
+  for (int outer = 0; outer < outer_count; ++outer) {
+    for (int inner = 0; inner < inner_count; inner += kPerChunk, chunks += kChunk) {
+      std::memcpy(in, chunks, kChunk);
+      const int step = transposed ? order(1, 0) : order(0, 1);
+      float* to = out + (transposed ? order(inner, outer) : order(outer, inner));
+      for (int i = 0; i < kPerChunk; ++i) to[i * step] = sign * convert(in[i]);
+    }
   }
 }
 
-void unpack(TensorType type, bool transposed, bool b_order, int mn, int k, const uint8_t* chunks, bool negate,
+template <typename Order>
+void unpack(TensorType type, bool transposed, int count, int k, const uint8_t* chunks, bool negate, Order order,
             float* out) {
-  const auto half = [](const uint8_t* p) {
-    uint16_t v;
-    std::memcpy(&v, p, 2);
-    return v;
-  };
+  const float sign = negate ? -1.0f : 1.0f;
   switch (type) {
     case TensorType::kF16:
-      unpack_with(transposed, b_order, mn, k, 2, chunks, [&](auto* p) { return half_bits_to_float(half(p)); }, out);
-      break;
+      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out, half_bits_to_float);
     case TensorType::kBF16:
-      unpack_with(transposed, b_order, mn, k, 2, chunks, [&](auto* p) { return bfloat_bits_to_float(half(p)); }, out);
-      break;
+      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out, bfloat_bits_to_float);
     case TensorType::kTF32:
-      unpack_with(
-          transposed, b_order, mn, k, 4, chunks,
-          [](auto* p) {
-            uint32_t v;
-            std::memcpy(&v, p, 4);
-            return tf32_bits_to_float(v);
-          },
-          out);
-      break;
+      return unpack_elements<uint32_t>(transposed, count, k, chunks, sign, order, out, tf32_bits_to_float);
     case TensorType::kE4M3:
-      unpack_with(transposed, b_order, mn, k, 1, chunks, [](auto* p) { return e4m3_bits_to_float(*p); }, out);
-      break;
+      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out, e4m3_bits_to_float);
     case TensorType::kE5M2:
-      unpack_with(transposed, b_order, mn, k, 1, chunks, [](auto* p) { return e5m2_bits_to_float(*p); }, out);
-      break;
+      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out, e5m2_bits_to_float);
     case TensorType::kS8:
-      unpack_with(
-          transposed, b_order, mn, k, 1, chunks, [](auto* p) { return static_cast<float>(static_cast<int8_t>(*p)); },
-          out);
-      break;
+      return unpack_elements<int8_t>(transposed, count, k, chunks, sign, order, out,
+                                     [](int8_t x) { return static_cast<float>(x); });
     default:
-      unpack_with(transposed, b_order, mn, k, 1, chunks, [](auto* p) { return static_cast<float>(*p); }, out);
-      break;
-  }
-  if (negate) {
-    for (int i = 0; i < mn * k; ++i) out[i] = -out[i];
+      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out,
+                                      [](uint8_t x) { return static_cast<float>(x); });
   }
 }
 
@@ -110,41 +102,45 @@ int wgmma_accumulator_registers(const WgmmaForm& f) {
 
 // In units of 16-byte chunks both majors are grids of 8 x span core blocks; they differ in which of the two offsets
 // leads along which dimension (PTX ISA, wgmma shared-memory matrix layout, canonical layouts).
-void wgmma_chunk_addresses(const WgmmaDescriptor& d, TensorType type, bool transposed, int mn, int k,
-                           std::vector<uint32_t>& out) {
+int wgmma_chunk_addresses(const WgmmaDescriptor& d, TensorType type, bool transposed, int first, int count, int k,
+                          uint32_t* out) {
   const uint32_t span = smem_swizzle_span(d.swizzle);
   const bool plain = d.swizzle == SmemSwizzle::kNone;
   const auto place = [&](uint32_t offset) {
     return smem_swizzle((d.start + offset) & 0x3ffffu, d.swizzle, d.base_offset);
   };
-  out.clear();
+  int written = 0;
   if (!transposed) {
-    const int per_row = k * tensor_type_bytes(type) / kChunk;
-    for (int row = 0; row < mn; ++row) {
-      const uint32_t base = static_cast<uint32_t>(row / 8) * d.stride_offset + static_cast<uint32_t>(row % 8) * span;
-      for (int c = 0; c < per_row; ++c) out.push_back(place(base + c * (plain ? d.leading_offset : kChunk)));
+    const uint32_t per_row = static_cast<uint32_t>(k * tensor_type_bytes(type) / kChunk);
+    const uint32_t step = plain ? d.leading_offset : kChunk;
+    for (uint32_t row = first; row < static_cast<uint32_t>(first + count); ++row) {
+      const uint32_t base = row / 8 * d.stride_offset + row % 8 * span;
+      for (uint32_t c = 0; c < per_row; ++c) out[written++] = place(base + c * step);
     }
-    return;
+    return written;
   }
-  const int per_step = mn * tensor_type_bytes(type) / kChunk;
-  const int per_block = static_cast<int>(span) / kChunk;
+  const uint32_t begin = static_cast<uint32_t>(first * tensor_type_bytes(type) / kChunk);
+  const uint32_t end = begin + static_cast<uint32_t>(count * tensor_type_bytes(type) / kChunk);
+  const uint32_t per_block = span / kChunk;
   const uint32_t block_offset = plain ? d.stride_offset : d.leading_offset;
   const uint32_t eight_steps = plain ? d.leading_offset : d.stride_offset;
-  for (int step = 0; step < k; ++step) {
-    const uint32_t base = static_cast<uint32_t>(step / 8) * eight_steps + static_cast<uint32_t>(step % 8) * span;
-    for (int c = 0; c < per_step; ++c) {
-      out.push_back(place(base + static_cast<uint32_t>(c / per_block) * block_offset +
-                          static_cast<uint32_t>(c % per_block) * kChunk));
+  for (uint32_t step = 0; step < static_cast<uint32_t>(k); ++step) {
+    const uint32_t base = step / 8 * eight_steps + step % 8 * span;
+    for (uint32_t c = begin; c < end; ++c) {
+      out[written++] = place(base + c / per_block * block_offset + c % per_block * kChunk);
     }
   }
+  return written;
 }
 
-void wgmma_unpack_b(TensorType type, bool transposed, int mn, int k, const uint8_t* chunks, bool negate, float* out) {
-  unpack(type, transposed, true, mn, k, chunks, negate, out);
+void wgmma_unpack_a(TensorType type, bool transposed, int count, int k, const uint8_t* chunks, bool negate,
+                    float* out) {
+  unpack(type, transposed, count, k, chunks, negate, RowOrder{k}, out);
 }
 
-void wgmma_unpack_a(TensorType type, bool transposed, int mn, int k, const uint8_t* chunks, bool negate, float* out) {
-  unpack(type, transposed, false, mn, k, chunks, negate, out);
+void wgmma_unpack_b(TensorType type, bool transposed, int count, int k, const uint8_t* chunks, bool negate,
+                    float* out) {
+  unpack(type, transposed, count, k, chunks, negate, PanelOrder{k}, out);
 }
 
 void wgmma_rows(const WgmmaForm& f, const float* a, const float* b, bool accumulate, LaneWords* d) {
@@ -157,7 +153,7 @@ void wgmma_rows(const WgmmaForm& f, const float* a, const float* b, bool accumul
     } else {
       std::fill_n(ic, kRows * f.n, 0);
     }
-    tensor_accumulate(ic, ia, ib, kRows, f.n, f.k, f.saturate);
+    tensor_accumulate(ic, ia, ib, f.n / kPanel, f.k, f.saturate);
     pack_accumulator(f.n, ic, d);
     return;
   }
@@ -167,7 +163,7 @@ void wgmma_rows(const WgmmaForm& f, const float* a, const float* b, bool accumul
   } else {
     std::fill_n(c, kRows * f.n, 0.0f);
   }
-  tensor_accumulate(c, a, b, kRows, f.n, f.k);
+  tensor_accumulate(c, a, b, f.n / kPanel, f.k);
   pack_accumulator(f.accumulator, f.n, c, d);
 }
 

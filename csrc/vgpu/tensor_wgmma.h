@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "vgpu/tensor_mma.h"
 #include "vgpu/tensor_types.h"
@@ -59,18 +58,19 @@ bool wgmma_supported(const WgmmaForm& form);
 
 int wgmma_accumulator_registers(const WgmmaForm& form);  // per thread
 
-// Addresses of the 16-byte chunks of a matrix of `mn` rows (of A) or columns (of B) and form.k elements each, in
-// chunk order: K-major, chunk c of row r is at r * chunks_per_row + c; MN-major, chunk c of k step s is at
-// s * (mn * element / 16) + c.
-void wgmma_chunk_addresses(const WgmmaDescriptor& descriptor, TensorType type, bool transposed, int mn, int k,
-                           std::vector<uint32_t>& out);
+// Addresses of the 16-byte chunks of rows (of A) or columns (of B) first .. first + count - 1, each of k elements.
+// Chunk order: K-major, chunk c of row r is at r * chunks_per_row + c; MN-major, chunk c of k step s is at
+// s * chunks_per_step + c. `first` and `count` are multiples of 8. Returns how many there are.
+constexpr int kMaxWgmmaChunks = 512;
+int wgmma_chunk_addresses(const WgmmaDescriptor& descriptor, TensorType type, bool transposed, int first, int count,
+                          int k, uint32_t* out);
 
-// The matrix those chunks hold. B becomes k x mn row major, A mn x k.
-void wgmma_unpack_b(TensorType type, bool transposed, int mn, int k, const uint8_t* chunks, bool negate, float* out);
-void wgmma_unpack_a(TensorType type, bool transposed, int mn, int k, const uint8_t* chunks, bool negate, float* out);
+// The matrix those chunks hold: A as count x k, row major, B in panels of eight columns (tensor_gemm.h).
+void wgmma_unpack_a(TensorType type, bool transposed, int count, int k, const uint8_t* chunks, bool negate, float* out);
+void wgmma_unpack_b(TensorType type, bool transposed, int count, int k, const uint8_t* chunks, bool negate, float* out);
 
-// One warp's 16 rows of D: `a` is 16 x k (row major) and `b` k x n, already negated where the form says;
-// with `accumulate` false the old D is not read.
+// One warp's 16 rows of D from A (16 x k) and B, both already negated where the form says; with `accumulate` false
+// the old D is not read.
 void wgmma_rows(const WgmmaForm& form, const float* a, const float* b, bool accumulate, LaneWords* d);
 
 }  // namespace pagedkern::vgpu
