@@ -54,7 +54,9 @@ if platform.machine() in ("x86_64", "AMD64"):
     SIMD_LEVELS |= {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vbmi"}
 
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-restrict -Icsrc"
-NVCC_FLAGS = "-std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
+NVCC_FLAGS = (
+    "-std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
+)
 TORCH_TARGET = "0x020b000000000000"  # 2.11, the oldest torch the op library runs under
 
 # --------------------------------------------------------------------------------------------------------- toolchain
@@ -87,7 +89,8 @@ def _cuda_home_of(nvcc):
 def _find_cuda_home():
     """The first complete toolkit: CUDA_HOME, nvcc on PATH, /usr/local/cuda, the nvidia-cuda-nvcc wheel."""
     wheel = find_spec("nvidia")
-    wheels = [Path(p) / "cu13/bin/nvcc" for p in (wheel.submodule_search_locations if wheel else [])]
+    folders = [*(wheel.submodule_search_locations if wheel else []), Path(sysconfig.get_path("purelib"), "nvidia")]
+    wheels = [Path(p) / "cu13/bin/nvcc" for p in folders]
     given = [Path(os.environ["CUDA_HOME"], "bin/nvcc")] if os.environ.get("CUDA_HOME") else []
     for nvcc in [*given, shutil.which("nvcc"), Path("/usr/local/cuda/bin/nvcc"), *wheels]:
         home = _cuda_home_of(nvcc) if nvcc and Path(nvcc).exists() else None
@@ -191,7 +194,9 @@ class NinjaBuild:
         if not self.tools.cuda_missing:
             nvcc = self.tools.cuda_home / "bin/nvcc"
             command = f"{nvcc} -ccbin {shlex.split(cxx)[0]} {NVCC_FLAGS} $flags -MMD -MF $out.d -c $in -o $out"
-            self.lines += [f"rule nvcc\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"]
+            self.lines += [
+                f"rule nvcc\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"
+            ]
 
     def write(self):
         tools, deps = self.tools, self.dir / "deps"
@@ -255,8 +260,11 @@ class NinjaBuild:
         for m in missing:
             body += f'__asm__(".globl {m}\\n.set {m}, {"pk_simd" if "simd_level" in m else "pk_stub"}");\n'
         stub.write_text(body)
-        subprocess.run(f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {self.op_library} {libs}",
-                       shell=True, check=True)
+        subprocess.run(
+            f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {self.op_library} {libs}",
+            shell=True,
+            check=True,
+        )
         return 0
 
 

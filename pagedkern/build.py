@@ -19,9 +19,9 @@ class BuildInfo(dict):
 def build_info():
     """Versions and backends of this build.
 
-    Keys: version, namespace, torch_target (the oldest torch the op library runs under), torch_built_with, torch (the one
-    that runs now), compiler, cpu_simd_levels (built), cpu_simd (used on this machine), cuda (bool), cuda_missing (why
-    not and how to get it, empty where it is in), nvcc.
+    Keys: version, namespace, torch_target (the oldest torch the op library runs under), torch_built_with, torch (the
+    one that runs now), compiler, cpu_simd_levels (built), cpu_simd (used on this machine), cuda (bool), cuda_missing
+    (why not and how to get it, empty where it is in), nvcc.
     """
     from . import _C
 

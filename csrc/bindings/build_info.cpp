@@ -17,8 +17,8 @@ constexpr const char* kCuda = "0";
 extern "C" __attribute__((visibility("default"))) const char* pagedkern_ops_info() {
   static const std::string info = std::string("namespace=" PAGEDKERN_STRING(PAGEDKERN_NAMESPACE)) +
                                   "\ntorch_built_with=" PAGEDKERN_CONFIG_TORCH_BUILT_WITH +
-                                  "\nsimd_levels=" PAGEDKERN_CONFIG_SIMD_LEVELS + "\nsimd_used=" +
-                                  pagedkern::cpu::simd_level() + "\ncuda=" + kCuda +
+                                  "\nsimd_levels=" PAGEDKERN_CONFIG_SIMD_LEVELS +
+                                  "\nsimd_used=" + pagedkern::cpu::simd_level() + "\ncuda=" + kCuda +
                                   "\ncuda_missing=" PAGEDKERN_CONFIG_CUDA_MISSING +
                                   "\nnvcc_version=" PAGEDKERN_CONFIG_NVCC_VERSION "\ncompiler=" __VERSION__ "\n";
   return info.c_str();

@@ -1,5 +1,5 @@
-// The current CUDA stream, without a link to the CUDA half of torch: one op library loads under CPU builds of torch too,
-// where the symbol is missing and no CUDA tensor ever reaches a binding.
+// The current CUDA stream, without a link to the CUDA half of torch: one op library loads under CPU builds of torch
+// too, where the symbol is missing and no CUDA tensor ever reaches a binding.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -36,8 +36,12 @@ void smoke_add(const Tensor x, Tensor y, double alpha) {
 }  // namespace
 }  // namespace pagedkern
 
-STABLE_TORCH_LIBRARY_FRAGMENT(PAGEDKERN_NAMESPACE, m) { m.def("_smoke_add(Tensor x, Tensor(a!) y, float alpha) -> ()"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(PAGEDKERN_NAMESPACE, m) {
+  m.def("_smoke_add(Tensor x, Tensor(a!) y, float alpha) -> ()");
+}
 
-STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, CUDA, m) { m.impl("_smoke_add", TORCH_BOX(&pagedkern::smoke_add)); }
+STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, CUDA, m) {
+  m.impl("_smoke_add", TORCH_BOX(&pagedkern::smoke_add));
+}
 
 #endif  // PAGEDKERN_WITH_CUDA

@@ -7,7 +7,7 @@ namespace pagedkern {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 4;         // floats of a 16-byte access
+constexpr int kVector = 4;            // floats of a 16-byte access
 constexpr int64_t kMaxBlocks = 1024;  // beyond it the threads loop
 
 __global__ void __launch_bounds__(kThreads) smoke_add_kernel(const __grid_constant__ SmokeAddParams params) {

@@ -7,8 +7,8 @@ namespace pagedkern {
 
 // y[i] += alpha * x[i]
 struct SmokeAddParams {
-  const float* x;     // [num_elements]
-  float* y;           // [num_elements]
+  const float* x;  // [num_elements]
+  float* y;        // [num_elements]
   int64_t num_elements;
   float alpha;
 };

@@ -150,7 +150,8 @@ def test_inline_ptx_lives_in_arch():
     breaches = [
         str(p.relative_to(ROOT))
         for p in cxx_files()
-        if p.relative_to(CSRC).parts[0] not in ("arch", "cpu", "vgpu") and re.search(r"\basm\s*(volatile)?\s*\(", p.read_text())
+        if p.relative_to(CSRC).parts[0] not in ("arch", "cpu", "vgpu")
+        and re.search(r"\basm\s*(volatile)?\s*\(", p.read_text())
     ]
     assert not breaches
 
