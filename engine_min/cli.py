@@ -1,0 +1,110 @@
+"""`pagedkern-engine run`: a model answers prompts on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagedkern-engine", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="answer one or several prompts, streaming")
+    run.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
+    run.add_argument("--prompt", action="append", required=True, help="may be given several times: one batch")
+    run.add_argument("--system", help="system message")
+    run.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    run.add_argument("--max-tokens", type=int, default=256)
+    run.add_argument("--temperature", type=float, default=0.0)
+    run.add_argument("--top-p", type=float, default=1.0)
+    run.add_argument("--top-k", type=int, default=-1)
+    run.add_argument("--min-p", type=float, default=0.0)
+    run.add_argument("--seed", type=int)
+    run.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
+    run.add_argument("--block-size", type=int, default=16)
+    run.add_argument("--num-blocks", type=int)
+    run.add_argument("--max-model-len", type=int)
+    run.set_defaults(function=run_command)
+    args = parser.parse_args(argv)
+    try:
+        return args.function(args)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"pagedkern-engine: {error}", file=sys.stderr)
+        return 2
+
+
+def run_command(args: argparse.Namespace) -> int:
+    from engine_min import LLM, SamplingParams
+
+    llm = LLM(args.model, progress=ProgressBar("loading"), dtype=args.dtype, block_size=args.block_size,
+              num_blocks=args.num_blocks, max_model_len=args.max_model_len)  # fmt: skip
+    params = SamplingParams(
+        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p,
+        seed=args.seed,
+    )  # fmt: skip
+    prompts = args.prompt
+    if not args.raw and llm.tokenizer.has_chat_template:
+        prompts = [llm.tokenizer.apply_chat_template(_messages(args.system, prompt)) for prompt in prompts]
+    printer = StreamPrinter(len(prompts))
+    for i, prompt in enumerate(prompts):
+        llm.add_request(str(i), prompt, params)
+    while llm.has_unfinished():
+        for output in llm.step():
+            printer.show(int(output.request_id), output.outputs[0].new_text, output.finished)
+    return 0
+
+
+def _messages(system: str | None, prompt: str) -> list[dict]:
+    messages = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": prompt}]
+
+
+class ProgressBar:
+    """On a terminal a bar that redraws itself; into a file or pipe only its last state."""
+
+    def __init__(self, title: str, width: int = 32):
+        self._title, self._width, self._drawn = title, width, -1
+
+    def __call__(self, done: int, total: int) -> None:
+        filled = self._width * done // total
+        last = done == total and self._drawn < self._width
+        if last or (filled > self._drawn and sys.stderr.isatty()):
+            bar = "#" * filled + "." * (self._width - filled)
+            start = "\r" if sys.stderr.isatty() else ""
+            sys.stderr.write(f"{start}{self._title} [{bar}] {done}/{total}" + ("\n" if last else ""))
+            sys.stderr.flush()
+        self._drawn = max(self._drawn, filled)
+
+
+class StreamPrinter:
+    """One stream is printed as it comes, several in lines under their numbers, each as soon as it is full."""
+
+    def __init__(self, num_streams: int, width: int = 100):
+        self._single = num_streams == 1
+        self._width = width
+        self._pending = [""] * num_streams
+
+    def show(self, stream: int, text: str, finished: bool) -> None:
+        if self._single:
+            print(text, end="\n" if finished else "", flush=True)
+            return
+        pending = self._pending[stream] + text
+        while "\n" in pending or len(pending) > self._width:
+            cut = pending.find("\n", 0, self._width)
+            if cut < 0:
+                cut = pending.rfind(" ", 0, self._width)
+            cut = cut if cut >= 0 else self._width - 1
+            self._line(stream, pending[: cut + 1])
+            pending = pending[cut + 1 :]
+        if finished and pending.strip():
+            self._line(stream, pending)
+            pending = ""
+        self._pending[stream] = pending
+
+    def _line(self, stream: int, text: str) -> None:
+        if text.strip():
+            print(f"[{stream}] {text.rstrip()}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

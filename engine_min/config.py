@@ -1,0 +1,180 @@
+"""What the engine is asked for (EngineConfig) and what the model is (ModelConfig)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROPE_TYPES = ("default", "linear", "llama3", "factors")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The arguments of `LLM`, checked once so that nothing behind it has to check again."""
+
+    model: str
+    device: str = "auto"  # auto, cpu
+    dtype: str = "auto"  # auto, bfloat16, float16, float32; auto is what this machine is fast at
+    kv_cache_dtype: str = "auto"  # auto (the model's dtype), bfloat16, float16, float32
+    attention: str = "auto"  # auto, cpu
+    block_size: int = 16
+    num_blocks: int | None = None  # None: from the memory at hand
+    max_model_len: int | None = None  # None: the model's own limit
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        dtypes = ("auto", "bfloat16", "float16", "float32")
+        choices = {"device": ("auto", "cpu"), "attention": ("auto", "cpu"), "dtype": dtypes, "kv_cache_dtype": dtypes}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+        for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, expected at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence decodes one token per step"
+            )
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    theta: float
+    rotary_dim: int
+    type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.type not in ROPE_TYPES:
+            raise ValueError(f"rope type {self.type!r} is not supported, expected one of {', '.join(ROPE_TYPES[:-1])}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} key/value heads")
+
+
+def model_config_from_hf(path: Path) -> ModelConfig:
+    """Reads config.json, and generation_config.json where there is one (it may name more end tokens)."""
+    config = json.loads((path / "config.json").read_text())
+    generation_path = path / "generation_config.json"
+    generation = json.loads(generation_path.read_text()) if generation_path.exists() else {}
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    missing = [key for key in required if key not in config]
+    if missing:
+        raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    max_position = config.get("max_position_embeddings", 2048)
+    architectures = config.get("architectures") or ["LlamaForCausalLM"]
+    return ModelConfig(
+        architecture=architectures[0],
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        max_position=max_position,
+        rope=_rope_from_hf(config, head_dim, max_position),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        attention_bias=config.get("attention_bias", False),
+        mlp_bias=config.get("mlp_bias", False),
+        eos_token_ids=_as_ids(config.get("eos_token_id")) | _as_ids(generation.get("eos_token_id")),
+    )
+
+
+def _as_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])
+
+
+def _rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
+    """Old files say rope_theta and rope_scaling {type | rope_type}, new ones put all of it under rope_parameters."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    fraction = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(rope_type, ())
+    missing = [key for key in needed if key not in scaling]
+    if missing:
+        raise ValueError(f"rope scaling of type {rope_type!r} lacks {', '.join(missing)}")
+    return RopeConfig(
+        theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        rotary_dim=int(head_dim * fraction),
+        type=rope_type,
+        factor=float(scaling.get("factor", 1.0)),
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        original_max_position=int(scaling.get("original_max_position_embeddings") or max_position),
+    )
+
+
+def model_config_from_gguf(metadata: dict, tensor_names: set[str]) -> ModelConfig:
+    """GGUF keeps the same facts under `<architecture>.*`; tied embeddings show by the absence of output.weight."""
+    arch = metadata["general.architecture"]
+    if arch != "llama":
+        raise ValueError(f"GGUF architecture {arch!r} is not supported, expected 'llama'")
+
+    def get(key: str, default=None):
+        value = metadata.get(f"{arch}.{key}", default)
+        if value is None:
+            raise ValueError(f"GGUF metadata lacks {arch}.{key}")
+        return value
+
+    num_heads = get("attention.head_count")
+    head_dim = metadata.get(f"{arch}.attention.key_length") or get("embedding_length") // num_heads
+    scaling = get("rope.scaling.type", "none")
+    rope_type = "factors" if "rope_freqs.weight" in tensor_names else {"none": "default"}.get(scaling, scaling)
+    eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=metadata.get(f"{arch}.vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
+        hidden_size=get("embedding_length"),
+        intermediate_size=get("feed_forward_length"),
+        num_layers=get("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=get("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        max_position=get("context_length"),
+        rope=RopeConfig(
+            theta=get("rope.freq_base", 10000.0),
+            rotary_dim=get("rope.dimension_count", head_dim),
+            type=rope_type,
+            factor=get("rope.scaling.factor", 1.0),
+        ),
+        tie_word_embeddings="output.weight" not in tensor_names,
+        attention_bias="blk.0.attn_q.bias" in tensor_names,
+        eos_token_ids=frozenset(eos),
+    )

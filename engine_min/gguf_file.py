@@ -1,0 +1,124 @@
+"""Reading GGUF: the metadata, and tensors dequantised to float32.
+
+The `gguf` package's own reader builds a numpy view for every string of the vocabulary and takes over two seconds on a
+model of 135M parameters; this one reads the same bytes with `struct` in a tenth of that. Type numbers, block sizes and
+the rarer dequantisers are the package's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+_SCALARS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+_PLAIN = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    shape: tuple[int, ...]  # outermost first, as torch has it (the file has it the other way round)
+    type: GGMLQuantizationType
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+class GGUFFile:
+    def __init__(self, path: Path):
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._pos = 0
+        magic, version, num_tensors, num_entries = self._read("<4sIQQ")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError(f"{path} is not a GGUF file of version 2 or 3 (magic {magic!r}, version {version})")
+        self.metadata: dict = {}
+        for _ in range(num_entries):
+            key = self._string()
+            self.metadata[key] = self._value(GGUFValueType(self._read("<I")[0]))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        start = -(-self._pos // alignment) * alignment
+        self.tensors = {name: TensorInfo(i.shape, i.type, start + i.offset, i.num_bytes) for name, i in infos}
+
+    def _read(self, layout: str) -> tuple:
+        values = struct.unpack_from(layout, self._map, self._pos)
+        self._pos += struct.calcsize(layout)
+        return values
+
+    def _string(self) -> str:
+        (length,) = self._read("<Q")
+        self._pos += length
+        return self._map[self._pos - length : self._pos].decode("utf-8", "replace")
+
+    def _value(self, kind: GGUFValueType):
+        if kind == GGUFValueType.STRING:
+            return self._string()
+        if kind != GGUFValueType.ARRAY:
+            return self._read("<" + _SCALARS[kind])[0]
+        item_kind, length = self._read("<IQ")
+        item_kind = GGUFValueType(item_kind)
+        if item_kind in _SCALARS:
+            return list(self._read(f"<{length}{_SCALARS[item_kind]}"))
+        return [self._value(item_kind) for _ in range(length)]
+
+    def _tensor_info(self) -> tuple[str, TensorInfo]:
+        name = self._string()
+        (rank,) = self._read("<I")
+        shape = tuple(reversed(self._read(f"<{rank}Q")))
+        type_id, offset = self._read("<IQ")
+        kind = GGMLQuantizationType(type_id)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        count = 1
+        for size in shape:
+            count *= size
+        return name, TensorInfo(shape, kind, offset, count // block * block_bytes)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Float32, except where the file holds half precision floats, which stay as they are."""
+        info = self.tensors[name]
+        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
+        return dequantize(raw, info.type).view(info.shape)
+
+
+def dequantize(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
+    if kind in _PLAIN:
+        return raw.view(_PLAIN[kind])
+    blocks = raw.view(-1, GGML_QUANT_SIZES[kind][1])
+    if kind == GGMLQuantizationType.Q8_0:  # float16 scale, 32 x int8
+        return blocks[:, 2:].view(torch.int8) * _half(blocks, 0)
+    if kind == GGMLQuantizationType.Q4_0:  # float16 scale, 16 bytes of two nibbles
+        return (_nibbles(blocks[:, 2:]) - 8) * _half(blocks, 0)
+    if kind == GGMLQuantizationType.Q4_1:  # float16 scale and minimum, 16 bytes of two nibbles
+        return (_nibbles(blocks[:, 4:]) * _half(blocks, 0)).add_(_half(blocks, 2))
+    from gguf.quants import dequantize as dequantize_any
+
+    return torch.from_numpy(dequantize_any(raw.numpy(), kind))
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    return blocks[:, at : at + 2].view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """[blocks, 16] bytes to [blocks, 32] values: all low nibbles come first, then all high ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=1).to(torch.int8)

@@ -1,0 +1,119 @@
+"""Checkpoints: named tensors of a Hugging Face directory or a GGUF file, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine_min.config import ModelConfig, model_config_from_gguf, model_config_from_hf
+
+Progress = Callable[[int, int], None]  # (tensors read, tensors in all)
+
+
+class Checkpoint(Protocol):
+    config: ModelConfig
+    names: set[str]
+
+    def tensor(self, name: str) -> torch.Tensor: ...
+
+
+class SafetensorsCheckpoint:
+    """config.json beside model.safetensors, or beside shards listed in model.safetensors.index.json."""
+
+    def __init__(self, path: Path):
+        from safetensors import safe_open
+
+        self.config = model_config_from_hf(path)
+        index = path / "model.safetensors.index.json"
+        if index.exists():
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        else:
+            shards = {"model.safetensors"}
+        absent = sorted(name for name in shards if not (path / name).exists())
+        if absent:
+            raise FileNotFoundError(f"{path} lacks {', '.join(absent)}")
+        self._files = {}
+        for shard in sorted(shards):
+            file = safe_open(str(path / shard), framework="pt")
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self.names = set(self._files)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._files[name].get_tensor(name)
+
+
+_GGUF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",
+}
+_GGUF_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GGUFCheckpoint:
+    def __init__(self, path: Path):
+        from engine_min.gguf_file import GGUFFile
+
+        self.file = GGUFFile(path)
+        self.config = model_config_from_gguf(self.file.metadata, set(self.file.tensors))
+        self._sources = {_hf_name(name): name for name in self.file.tensors}
+        self.names = set(self._sources)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        tensor = self.file.tensor(self._sources[name])
+        if ".q_proj." in name:
+            return _unpermute(tensor, self.config.num_heads)
+        if ".k_proj." in name:
+            return _unpermute(tensor, self.config.num_kv_heads)
+        return tensor
+
+
+def _hf_name(name: str) -> str:
+    """A name not known here stays as it is: it then shows up as an unexpected tensor."""
+    if name in _GGUF_NAMES:
+        return _GGUF_NAMES[name]
+    parts = name.split(".")  # blk.<layer>.<part>.<weight | bias>
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _GGUF_LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_GGUF_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    return name
+
+
+def _unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """GGUF stores q and k rows of a Llama head as pairs (0, d/2), (1, d/2 + 1)...: back to halves."""
+    pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def open_checkpoint(model: str) -> Checkpoint:
+    path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
+    if (path / "config.json").exists():
+        return SafetensorsCheckpoint(path)
+    raise FileNotFoundError(f"{model!r} is neither a directory with a config.json nor a .gguf file")
+
+
+def check_names(present: Iterable[str], expected: set[str], ignored: Callable[[str], bool]) -> None:
+    """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
+    present = set(present)
+    missing = sorted(expected - present)
+    extra = sorted(name for name in present - expected if not ignored(name))
+    problems = [f"missing {', '.join(missing)}"] if missing else []
+    problems += [f"unexpected {', '.join(extra)}"] if extra else []
+    if problems:
+        raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")

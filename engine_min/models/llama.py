@@ -1,0 +1,94 @@
+"""The Llama family: pre-norm blocks of grouped-query attention and a gated MLP."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+
+from engine_min.attention import Attention
+from engine_min.config import ModelConfig
+from engine_min.layers import Linear, rope_inv_freq, rope_table, silu_and_mul
+from engine_min.loader import Checkpoint, Progress, check_names
+
+_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+class LlamaLayer:
+    def __init__(self, index: int, config: ModelConfig, load):
+        prefix = f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+        def linear(names: list[str], bias: bool) -> Linear:
+            weight = torch.cat([load(name + ".weight") for name in names])
+            return Linear(weight, torch.cat([load(name + ".bias") for name in names]) if bias else None)
+
+        self.index = index
+        self.input_norm = load(prefix + "input_layernorm.weight")
+        self.qkv = linear([attention + x for x in ("q_proj", "k_proj", "v_proj")], config.attention_bias)
+        self.out = linear([attention + "o_proj"], config.attention_bias)
+        self.post_norm = load(prefix + "post_attention_layernorm.weight")
+        self.gate_up = linear([mlp + "gate_proj", mlp + "up_proj"], config.mlp_bias)
+        self.down = linear([mlp + "down_proj"], config.mlp_bias)
+        self.norm_args = ((config.hidden_size,), config.rms_norm_eps)
+
+    def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+        shape, eps = self.norm_args
+        attended = attention(self.index, self.qkv(F.rms_norm(x, shape, self.input_norm, eps)))
+        x = self.out(attended, residual=x)
+        hidden = silu_and_mul(self.gate_up(F.rms_norm(x, shape, self.post_norm, eps)))
+        return self.down(hidden, residual=x)
+
+
+class LlamaModel:
+    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress):
+        config = self.config = checkpoint.config
+        expected = tensor_names(config)
+        # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
+        tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        check_names(checkpoint.names - tied_head, expected, lambda name: bool(_IGNORED.search(name)))
+        done = 0
+
+        def load(name: str) -> torch.Tensor:
+            nonlocal done
+            done += 1
+            progress(done, len(expected))
+            return checkpoint.tensor(name).to(dtype)
+
+        self.embedding = load("model.embed_tokens.weight")
+        self.layers = [LlamaLayer(i, config, load) for i in range(config.num_layers)]
+        self.norm = load("model.norm.weight")
+        self.head = Linear(self.embedding if config.tie_word_embeddings else load("lm_head.weight"))
+        factors = checkpoint.tensor("rope_freqs.weight") if config.rope.type == "factors" else None
+        self.cos_sin_cache = rope_table(rope_inv_freq(config.rope, factors), max_position)
+        progress(len(expected), len(expected))
+
+    def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""
+        x = F.embedding(token_ids, self.embedding)
+        for layer in self.layers:
+            x = layer(x, attention)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] states to [rows, vocab]; the caller picks the rows that sample."""
+        hidden = F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
+        return self.head(hidden)
+
+
+def tensor_names(config: ModelConfig) -> set[str]:
+    names = {"model.embed_tokens.weight", "model.norm.weight"}
+    if not config.tie_word_embeddings:
+        names.add("lm_head.weight")
+    if config.rope.type == "factors":
+        names.add("rope_freqs.weight")
+    parts = {f"self_attn.{x}_proj": config.attention_bias for x in "qkvo"}
+    parts |= {f"mlp.{x}_proj": config.mlp_bias for x in ("gate", "up", "down")}
+    parts |= {"input_layernorm": False, "post_attention_layernorm": False}
+    for i in range(config.num_layers):
+        for part, bias in parts.items():
+            names.add(f"model.layers.{i}.{part}.weight")
+            if bias:
+                names.add(f"model.layers.{i}.{part}.bias")
+    return names

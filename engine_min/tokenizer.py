@@ -1,0 +1,146 @@
+"""Text to ids and back, the chat template, and text that streams without broken characters."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as BackendTokenizer
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTROL_TOKEN, _USER_TOKEN = 3, 4  # tokenizer.ggml.token_type
+
+
+class Tokenizer:
+    def __init__(self, backend: BackendTokenizer, chat_template: str | None, bos: str | None, eos: str | None,
+                 prepend_bos: bool = False):  # fmt: skip
+        self.backend = backend
+        self.bos_token = bos
+        self.eos_token = eos
+        self._chat_template = chat_template
+        self._bos_ids = [backend.token_to_id(bos)] if prepend_bos else []
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most."""
+        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._bos_ids + ids if add_special_tokens else ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self.backend.decode(token_ids, skip_special_tokens=True)
+
+    def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation. The template writes every special token itself, so none is added."""
+        if self._chat_template is None:
+            raise ValueError("this model has no chat template")
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        text = environment.from_string(self._chat_template).render(
+            messages=messages, add_generation_prompt=add_generation_prompt, bos_token=self.bos_token or "",
+            eos_token=self.eos_token or "",
+        )  # fmt: skip
+        return self.encode(text, add_special_tokens=False)
+
+
+def _raise_exception(message: str) -> None:
+    raise ValueError(message)
+
+
+def load_tokenizer(model: str, gguf_metadata: dict | None) -> Tokenizer:
+    return _from_gguf(gguf_metadata) if gguf_metadata is not None else _from_hf(Path(model).expanduser())
+
+
+def _from_hf(path: Path) -> Tokenizer:
+    config_path, template_path = path / "tokenizer_config.json", path / "chat_template.jinja"
+    config = json.loads(config_path.read_text()) if config_path.exists() else {}
+    template = template_path.read_text() if template_path.exists() else config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+
+    def token(key: str) -> str | None:
+        value = config.get(key)
+        return value["content"] if isinstance(value, dict) else value
+
+    backend = BackendTokenizer.from_file(str(path / "tokenizer.json"))
+    backend.no_truncation()
+    backend.no_padding()
+    return Tokenizer(backend, template, token("bos_token"), token("eos_token"))
+
+
+def _from_gguf(metadata: dict) -> Tokenizer:
+    """GPT-2 style byte level BPE from the vocabulary and merges in the file."""
+    kind, split = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2":
+        raise ValueError(f"GGUF tokenizer {kind!r} is not supported, expected 'gpt2' (byte level BPE)")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    # Llama 3 takes a whole word that is a token as it is, without merging its way there.
+    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split == "llama-bpe"))
+    backend.pre_tokenizer = _pre_tokenizer(split)
+    backend.decoder = decoders.ByteLevel()
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    added = [i for i, token_type in enumerate(types) if token_type in (_CONTROL_TOKEN, _USER_TOKEN)]
+    backend.add_special_tokens([_added(tokens[i], True) for i in added if types[i] == _CONTROL_TOKEN])
+    backend.add_tokens([_added(tokens[i], False) for i in added if types[i] == _USER_TOKEN])
+
+    def token(key: str) -> str | None:
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        return None if token_id is None else tokens[token_id]
+
+    prepend_bos = metadata.get("tokenizer.ggml.add_bos_token", split == "llama-bpe")
+    return Tokenizer(backend, metadata.get("tokenizer.chat_template"), token("bos"), token("eos"), prepend_bos)
+
+
+def _added(content: str, special: bool) -> AddedToken:
+    return AddedToken(content, special=special, normalized=False)
+
+
+def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
+    """How text is cut into words before the merges; GGUF names the rule after the first model that had it."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if split in ("default", "gpt-2"):
+        return byte_level
+    if split == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    if split == "llama-bpe":
+        words = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated")
+        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    raise ValueError(f"GGUF pre-tokenizer {split!r} is not supported, expected default, gpt-2, smollm or llama-bpe")
+
+
+class StreamDecoder:
+    """Text of one sequence, token by token. A character whose bytes have not all arrived is held back."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._decode = tokenizer.decode
+        self._window: list[int] = []  # the tokens last given out, for their spacing, then those held back
+        self._num_given = 0
+        self._given_text = ""
+
+    def push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith("\ufffd") or len(text) <= len(self._given_text):
+            return ""
+        new_text = text[len(self._given_text) :]
+        self._window = self._window[self._num_given :]
+        self._num_given = len(self._window)
+        self._given_text = self._decode(self._window)
+        return new_text
+
+    def flush(self) -> str:
+        """What is still held back when the sequence ends."""
+        return self._decode(self._window)[len(self._given_text) :]
