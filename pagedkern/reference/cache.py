@@ -122,7 +122,9 @@ def gather_cache(key, value, key_cache, value_cache, block_table, seq_lens, cu_s
 
 def copy_blocks(key_caches, value_caches, block_mapping) -> None:
     pairs = block_mapping.tolist()
-    num_blocks = min((cache.size(0) for cache in [*key_caches, *value_caches]), default=0)
+    if not key_caches:
+        return
+    num_blocks = min(cache.size(0) for cache in [*key_caches, *value_caches])
     check_pairs("copy_blocks", pairs, num_blocks, num_blocks)
     sources = {source for source, _ in pairs}
     destinations = [destination for _, destination in pairs]

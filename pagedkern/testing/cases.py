@@ -78,7 +78,8 @@ class AttentionCase:
 
 def _name(value) -> str:
     if isinstance(value, torch.dtype):
-        return {BF16: "bf16", FP16: "fp16", FP32: "fp32", E4M3: "e4m3", E5M2: "e5m2"}[value]
+        short = {BF16: "bf16", FP16: "fp16", FP32: "fp32", E4M3: "e4m3", E5M2: "e5m2"}
+        return short.get(value, str(value).removeprefix("torch."))
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value)
