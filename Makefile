@@ -33,6 +33,7 @@ check-fmt: $(VENV)/.ready
 
 build: $(VENV)/.ready $(VENV)/.nvcc
 	$(PY) setup.py -q build_ext --inplace
+	@[ -x $(BIN)/pagedkern-engine ] || $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 
 setup: $(VENV)/.ready $(VENV)/.nvcc
 

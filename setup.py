@@ -323,12 +323,13 @@ PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_ker
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
 SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU
+HEADERS = [path for suffix in ("h", "cuh", "inc") for path in _glob(f"csrc/**/*.{suffix}")]
 
 if __name__ == "__main__":
     setup(
         packages=PACKAGES,
         package_dir=PACKAGE_DIR,
-        ext_modules=[Extension("pagedkern._C", SOURCES, depends=_glob("csrc/**/*.h") + _glob("csrc/**/*.cuh"))],
+        ext_modules=[Extension("pagedkern._C", SOURCES, depends=HEADERS)],
         cmdclass={"build_ext": BuildWithNinja, "build_py": CleanBuildPy},
         include_package_data=False,
         zip_safe=False,

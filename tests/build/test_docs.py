@@ -1,0 +1,107 @@
+"""What the documents name exists, and what they show runs."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pagedkern  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ["README.md", "CONTRIBUTING.md", "csrc/README.md"]
+SWITCH = re.compile(r"\bPAGEDKERN_[A-Z_]+\b")
+SOURCE_FOLDERS = ("csrc", "pagedkern", "engine_min", "triton_kernels")
+# `<op>/...` and a pattern stand for many; what the build writes is not in the tree.
+BUILT = {"libpagedkern_ops.so", ".venv"}
+
+
+def code_spans(text):
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return re.findall(r"`([^`]+)`", text)
+
+
+def is_path(span):
+    return bool(re.fullmatch(r"[\w./-]*(/|\.(md|py|h|cpp|cu|cuh|toml|txt|yaml|so))[\w./-]*", span)) and "<" not in span
+
+
+@pytest.mark.parametrize("doc", DOCS)
+def test_paths_exist(doc):
+    text = (ROOT / doc).read_text()
+    spans = [s for s in code_spans(text) if is_path(s) and s not in BUILT and not s.startswith("/")]
+    spans += [s for s in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in s]
+    missing = [s for s in spans if not (ROOT / s).exists() and not (ROOT / doc).parent.joinpath(s).exists()]
+    # `params.h` and `launcher.h` are spoken of as kinds of files.
+    missing = [s for s in missing if "/" in s or not any((ROOT / "csrc").rglob(s))]
+    assert not missing
+
+
+@pytest.mark.parametrize("doc", DOCS)
+def test_make_targets_exist(doc):
+    makefile = (ROOT / "Makefile").read_text()
+    named = re.findall(r"`make ([\w-]+)`|^make ([\w-]+)", (ROOT / doc).read_text(), re.MULTILINE)
+    missing = [t for pair in named for t in pair if t and not re.search(rf"^{t}:", makefile, re.MULTILINE)]
+    assert not missing
+
+
+def resolves(dotted):
+    """Whether pagedkern.x.y names a module or an attribute of one."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        return all((value := getattr(value, p, None)) is not None for p in parts[cut:])
+    return False
+
+
+@pytest.mark.parametrize("doc", DOCS)
+def test_python_names_exist(doc):
+    names = re.findall(
+        r"(?<![\w./])(?:pagedkern|engine_min)(?:\.[a-z_]\w*)+", " ".join(code_spans((ROOT / doc).read_text()))
+    )
+    names = [n for n in names if not n.endswith((".x", ".py"))]
+    assert [n for n in names if not resolves(n)] == []
+
+
+def test_every_op_named_in_the_readme_is_registered_and_the_other_way_round():
+    row = re.search(r"^\| ops \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE).group(1)
+    named = set(re.findall(r"`(\w+)`", row))
+    schemas = torch._C._jit_get_all_schemas()
+    registered = {s.name.split("::")[1] for s in schemas if s.name.startswith("pagedkern::")}
+    public = {n for n in registered if not n.startswith("_") and not n.endswith("_workspace_size")}
+    assert named == public
+
+
+def environment_switches():
+    """PAGEDKERN_ names that setup.py, the Makefile or the sources read from the environment."""
+    read = re.compile(r"(?:environ|getenv|env|_switch|set_in_environment)\w*[.(\[ ]*(?:get\()?[\"'](PAGEDKERN_[A-Z_]+)")
+    files = [ROOT / "setup.py"]
+    for folder in SOURCE_FOLDERS:
+        files += [p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")]
+    found = {name for path in files for name in read.findall(path.read_text())}
+    return found | set(re.findall(r"\$\((PAGEDKERN_[A-Z_]+)\)", (ROOT / "Makefile").read_text()))
+
+
+def test_the_table_of_switches_is_complete_and_true():
+    text = (ROOT / "README.md").read_text()
+    table = set(SWITCH.findall(text[text.index("## Switches") : text.index("## More")]))
+    assert table == environment_switches()
+
+
+def test_the_example_runs(tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    run = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("torch.Size([1, 8, 64])")
