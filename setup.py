@@ -44,14 +44,19 @@ CPU_SIMD = _glob("csrc/cpu/simd/*.cpp")
 CUDA = _glob("csrc/*/instantiations/*.cu") + _glob("csrc/smoke/*.cu")
 # Python module `_C`.
 MODULE = ["csrc/bindings/module.cpp"]
-# Virtual GPU, part of `_C`.
+# Virtual GPU, part of `_C`: compiled once, and the instruction families once per level.
 VGPU = _glob("csrc/vgpu/*.cpp")
+VGPU_FAMILIES = _glob("csrc/vgpu/families/*.cpp")
 
 SIMD_LEVELS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
     _AVX2 = "-mavx2 -mfma -mf16c"
     _AVX512 = f"-mavx512f -mavx512bw -mavx512dq -mavx512vl {_AVX2}"
     SIMD_LEVELS |= {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vbmi"}
+
+VGPU_LEVELS = {"generic": ""}
+if "avx2" in SIMD_LEVELS:
+    VGPU_LEVELS["avx2"] = "-mavx2 -mfma -mf16c -mbmi2 -mpopcnt"
 
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-restrict -Icsrc"
 NVCC_FLAGS = (
@@ -228,6 +233,9 @@ class NinjaBuild:
         python = sysconfig.get_path("include")
         module_flags = f"-I{self.dir} -isystem {deps}/pybind11/include -isystem {python}"
         objects = [self._edge("cxx", s, module_flags) for s in MODULE] + [self._edge("cxx", s) for s in VGPU]
+        for level, flags in VGPU_LEVELS.items():
+            flags = f"-DPAGEDKERN_VGPU_LEVEL={level} {flags}"
+            objects += [self._edge("cxx", s, flags, f".{level}") for s in VGPU_FAMILIES]
         self.lines.append(f"build {self.module}: link {' '.join(objects)}\n  libs =\n")
         _write_if_changed(self.dir / "build.ninja", "\n".join(self.lines))
 
@@ -237,20 +245,20 @@ class NinjaBuild:
         jobs = os.environ.get("PAGEDKERN_JOBS") or str(os.cpu_count())
         command = [os.path.join(ninja.BIN_DIR, "ninja"), "-f", str(self.dir / "build.ninja"), "-j", jobs, "-k", "0"]
         code = subprocess.run(command).returncode
-        return self._link_what_is_there() or code
+        return self._link_what_is_there(self.op_library) or self._link_what_is_there(self.module) or code
 
-    def _link_what_is_there(self):
+    def _link_what_is_there(self, output):
         """Scaffolding while kernels are still being written: links the objects there are, with stubs that abort."""
         import re
 
         text = (self.dir / "build.ninja").read_text()
-        line = next(x for x in text.splitlines() if x.startswith(f"build {self.op_library}:"))
+        line = next(x for x in text.splitlines() if x.startswith(f"build {output}:"))
         libs = text.split(line)[1].splitlines()[1].split("=", 1)[1].replace("$$", "$")
         objects = [o for o in line.split(": link ")[1].split() if Path(o).exists()]
         undefined = subprocess.run(["nm", "-u", *objects], capture_output=True, text=True).stdout
         defined = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, text=True).stdout
         have = {x.split()[-1] for x in defined.splitlines() if len(x.split()) > 2}
-        missing = {m for m in re.findall(r"U (_ZN?K?9pagedkern\S+)", undefined) if m not in have}
+        missing = {m for m in re.findall(r"U (_ZNK?9pagedkern\S+)", undefined) if m not in have}
         if not missing and len(objects) == len(line.split(": link ")[1].split()):
             return 0
         print("pagedkern: STUBS for", *sorted(missing), flush=True)
@@ -261,7 +269,7 @@ class NinjaBuild:
             body += f'__asm__(".globl {m}\\n.set {m}, {"pk_simd" if "simd_level" in m else "pk_stub"}");\n'
         stub.write_text(body)
         subprocess.run(
-            f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {self.op_library} {libs}",
+            f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {output} {libs}",
             shell=True,
             check=True,
         )
@@ -322,7 +330,7 @@ class CleanBuildPy(build_py):
 PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_kernels").exists() else {}
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
-SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU
+SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU + VGPU_FAMILIES
 HEADERS = [path for suffix in ("h", "cuh", "inc") for path in _glob(f"csrc/**/*.{suffix}")]
 
 if __name__ == "__main__":
