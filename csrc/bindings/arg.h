@@ -25,18 +25,18 @@ constexpr Kinds kFp8Kinds = kinds(Kind::kFloat8E4M3) | kinds(Kind::kFloat8E5M2);
 constexpr Kinds kIndexKinds = kinds(Kind::kInt32) | kinds(Kind::kInt64);
 
 struct Arg {
-  const char* name;        // the argument's name in the schema
+  const char* name;         // the argument's name in the schema
   int32_t list_index = -1;  // its place in a list of tensors, -1: not in a list
   char* data = nullptr;
   const int64_t* sizes = nullptr;    // [dim], owned by the tensor
   const int64_t* strides = nullptr;  // [dim], elements, owned by the tensor
   int64_t dim = 0;
   int64_t numel = 0;
-  int64_t itemsize = 0;        // bytes
-  int64_t extent = 0;          // bytes from data to behind the last element, 0 when empty
-  int32_t scalar_type = 0;     // torch's code
+  int64_t itemsize = 0;     // bytes
+  int64_t extent = 0;       // bytes from data to behind the last element, 0 when empty
+  int32_t scalar_type = 0;  // torch's code
   Kind kind = Kind::kOther;
-  int32_t device_type = 0;     // torch's code
+  int32_t device_type = 0;  // torch's code
   int32_t device_index = 0;
 
   Arg(const char* name, const Tensor& tensor, int32_t list_index = -1);
@@ -45,13 +45,15 @@ struct Arg {
   int64_t stride(int64_t d) const { return strides[d]; }
   bool is(Kinds allowed) const { return (kinds(kind) & allowed) != 0; }
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(data); }
+  T* as() const {
+    return reinterpret_cast<T*>(data);
+  }
 
-  DType dtype() const;            // of a floating kind
-  std::string label() const;      // "key" or "key_caches[3]"
+  DType dtype() const;             // of a floating kind
+  std::string label() const;       // "key" or "key_caches[3]"
   std::string dtype_name() const;  // "bfloat16"
   std::string device_name() const;
-  std::string shape() const;   // "[3, 4]"
+  std::string shape() const;        // "[3, 4]"
   std::string stride_text() const;  // "(4, 1)"
 };
 

@@ -9,12 +9,13 @@ const Backend* const kCudaTensors = nullptr;
 const Backend& backend_for(const char* op, const Arg& tensor) {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();
-  const Backend* backend = tensor.device_type == cpu ? kCpuTensors : tensor.device_type == cuda ? kCudaTensors : nullptr;
+  const Backend* backend = tensor.device_type == cpu    ? kCpuTensors
+                           : tensor.device_type == cuda ? kCudaTensors
+                                                        : nullptr;
   if (backend != nullptr) return *backend;
   throw std::runtime_error(std::string(op) + ": " + tensor.label() + " is on " + tensor.device_name() +
                            ", but this build of pagedkern has no kernels for it" +
-                           (tensor.device_type == cuda ? "; pagedkern.build_info() says what is in"
-                                                       : ""));
+                           (tensor.device_type == cuda ? "; pagedkern.build_info() says what is in" : ""));
 }
 
 }  // namespace pagedkern::bindings

@@ -49,15 +49,13 @@ const Backend kCpuBackend = {
     .host_values = true,
     .absent = "",
     .reshape_and_cache = [](const CacheWriteParams& p, const Place&) { cpu::reshape_and_cache(p, thread_pool()); },
-    .reshape_and_cache_dynamic =
-        [](const CacheWriteParams& p, const Place&) { cpu::reshape_and_cache_dynamic(p, thread_pool()); },
-    .rope_reshape_and_cache =
-        [](const CacheWriteParams& p, const RopeParams& rope, const Place&) {
-          cpu::rope_reshape_and_cache(p, rope, thread_pool());
-        },
+    .reshape_and_cache_dynamic = [](const CacheWriteParams& p,
+                                    const Place&) { cpu::reshape_and_cache_dynamic(p, thread_pool()); },
+    .rope_reshape_and_cache = [](const CacheWriteParams& p, const RopeParams& rope,
+                                 const Place&) { cpu::rope_reshape_and_cache(p, rope, thread_pool()); },
     .paged_attention = [](const PagedAttentionParams& p, const Place&) { cpu::paged_attention(p, thread_pool()); },
-    .merge_attention_states =
-        [](const MergeStatesParams& p, const Place&) { cpu::merge_attention_states(p, thread_pool()); },
+    .merge_attention_states = [](const MergeStatesParams& p,
+                                 const Place&) { cpu::merge_attention_states(p, thread_pool()); },
     .gather_cache = [](const GatherCacheParams& p, const Place&) { cpu::gather_cache(p, thread_pool()); },
     .copy_blocks = [](const CopyBlocksParams& p, const Place&) { cpu::copy_blocks(p, thread_pool()); },
     .copy_rows = copy_rows,

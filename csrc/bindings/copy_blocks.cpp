@@ -23,11 +23,9 @@ void check_cache(const Arg& cache, const Arg& first) {
   if (&cache == &first) {
     check_shape(kOp, cache, {{"num_blocks"}, {"block_size"}, {"num_kv_heads"}, {"head_dim"}});
   } else {
-    check_shape(kOp, cache,
-                {{"num_blocks"},
-                 {"block_size", first.size(1)},
-                 {"num_kv_heads", first.size(2)},
-                 {"head_dim", first.size(3)}});
+    check_shape(
+        kOp, cache,
+        {{"num_blocks"}, {"block_size", first.size(1)}, {"num_kv_heads", first.size(2)}, {"head_dim", first.size(3)}});
   }
   check_kind(kOp, cache, kHalfKinds | kFp8Kinds | kinds(Kind::kFloat32));
   check_same_kind(kOp, cache, first);

@@ -111,10 +111,11 @@ void check_cache_rows(const char* op, const CacheSide& side, const PagedCacheSha
 
 void check_write_inputs(const char* op, const CacheWriteParams& params) {
   const PagedCacheShape& cache = params.cache;
-  const Rows key{"key", params.key, params.key_stride_token, params.key_stride_head, cache.num_kv_heads,
+  const Rows key{"key",          params.key,  params.key_stride_token, params.key_stride_head, cache.num_kv_heads,
                  cache.head_dim, params.dtype};
-  const Rows value{"value", params.value, params.value_stride_token, params.value_stride_head, cache.num_kv_heads,
-                   cache.head_dim, params.dtype};
+  const Rows value{
+      "value",        params.value, params.value_stride_token, params.value_stride_head, cache.num_kv_heads,
+      cache.head_dim, params.dtype};
   check_scale_heads(op, "k_scale", params.k_scale, cache.num_kv_heads);
   check_scale_heads(op, "v_scale", params.v_scale, cache.num_kv_heads);
   for (int64_t i = 0; i < params.num_slots; ++i) {
@@ -129,8 +130,9 @@ void check_write_inputs(const char* op, const CacheWriteParams& params) {
 }
 
 void check_rope_inputs(const char* op, const CacheWriteParams& params, const RopeParams& rope) {
-  const Rows query{"query", rope.query, rope.query_stride_token, rope.query_stride_head, rope.num_heads,
-                   params.cache.head_dim, params.dtype};
+  const Rows query{
+      "query",     rope.query, rope.query_stride_token, rope.query_stride_head, rope.num_heads, params.cache.head_dim,
+      params.dtype};
   for (int64_t i = 0; i < params.num_slots; ++i) {
     if (slot_at(params, i) < 0) continue;
     check_token(op, query, i);
@@ -144,7 +146,7 @@ void check_rope_inputs(const char* op, const CacheWriteParams& params, const Rop
 
 void check_attention_inputs(const char* op, const PagedAttentionParams& params) {
   const PagedCacheShape& cache = params.cache;
-  const Rows query{"query", params.query, params.query_stride_token, params.query_stride_head, params.num_heads,
+  const Rows query{"query",        params.query, params.query_stride_token, params.query_stride_head, params.num_heads,
                    cache.head_dim, params.dtype};
   check_scale_heads(op, "k_scale", params.k_scale, cache.num_kv_heads);
   check_scale_heads(op, "v_scale", params.v_scale, cache.num_kv_heads);
@@ -186,19 +188,24 @@ void check_merge_inputs(const char* op, const MergeStatesParams& params) {
   };
   const Part parts[] = {{{"out_a", params.out_a, params.a_stride_token, params.a_stride_head, params.num_heads,
                           params.head_dim, params.a_dtype},
-                         "lse_a", params.lse_a, params.lse_a_stride_token, params.lse_a_stride_head},
+                         "lse_a",
+                         params.lse_a,
+                         params.lse_a_stride_token,
+                         params.lse_a_stride_head},
                         {{"out_b", params.out_b, params.b_stride_token, params.b_stride_head, params.num_heads,
                           params.head_dim, params.b_dtype},
-                         "lse_b", params.lse_b, params.lse_b_stride_token, params.lse_b_stride_head}};
+                         "lse_b",
+                         params.lse_b,
+                         params.lse_b_stride_token,
+                         params.lse_b_stride_head}};
   for (const Part& part : parts) {
     for (int64_t token = 0; token < params.num_tokens; ++token) {
       for (int64_t head = 0; head < params.num_heads; ++head) {
         const float lse = part.lse[token * part.lse_stride_token + head * part.lse_stride_head];
         if (std::isnan(lse)) fail_value(op, part.lse_name, text(token, ", ", head), "NaN", "a number");
         if (std::isinf(lse)) continue;  // an empty part, whose values are not read
-        check_row(op, part.rows.name, part.rows.data,
-                  token * part.rows.stride_token + head * part.rows.stride_head, part.rows.count, part.rows.dtype,
-                  [&] { return text(token, ", ", head); });
+        check_row(op, part.rows.name, part.rows.data, token * part.rows.stride_token + head * part.rows.stride_head,
+                  part.rows.count, part.rows.dtype, [&] { return text(token, ", ", head); });
       }
     }
   }

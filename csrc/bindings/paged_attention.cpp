@@ -44,8 +44,7 @@ PagedAttentionParams check_tensors(const AttentionArgs& a, const Backend& backen
   check_cache_kind(kOp, a.key_cache, a.query);
   const int64_t num_tokens = a.query.size(0);
   const int64_t num_heads = a.query.size(1);
-  check_shape(kOp, a.out,
-              {{"num_tokens", num_tokens}, {"num_heads", num_heads}, {"head_dim", caches.shape.head_dim}});
+  check_shape(kOp, a.out, {{"num_tokens", num_tokens}, {"num_heads", num_heads}, {"head_dim", caches.shape.head_dim}});
   check_same_kind(kOp, a.out, a.query);
   check_same_device(kOp, a.out, a.query);
   check_last_contiguous(kOp, a.out);
@@ -122,13 +121,13 @@ void check_outputs(const AttentionArgs& a) {
   const Arg* sinks = pointer(a.sinks);
   const Arg* k = pointer(a.k_scale);
   const Arg* v = pointer(a.v_scale);
-  check_written(kOp, a.out,
-                {&a.query, &a.key_cache, &a.value_cache, &a.block_table, &a.seq_lens, cu, alibi, sinks, k, v, lse,
-                 workspace});
+  check_written(
+      kOp, a.out,
+      {&a.query, &a.key_cache, &a.value_cache, &a.block_table, &a.seq_lens, cu, alibi, sinks, k, v, lse, workspace});
   if (lse != nullptr) {
-    check_written(kOp, *lse,
-                  {&a.query, &a.key_cache, &a.value_cache, &a.block_table, &a.seq_lens, cu, alibi, sinks, k, v,
-                   workspace});
+    check_written(
+        kOp, *lse,
+        {&a.query, &a.key_cache, &a.value_cache, &a.block_table, &a.seq_lens, cu, alibi, sinks, k, v, workspace});
   }
   if (workspace != nullptr) {
     check_written(kOp, *workspace,
@@ -158,11 +157,11 @@ void fill_workspace(const Arg& workspace, const Arg& query, PagedAttentionParams
 
 void log_call(const PagedAttentionParams& p, const AttentionArgs& a, const Backend& backend) {
   log_once(text("paged_attention on ", backend.name, backend.host_values ? " (" : "",
-                backend.host_values ? cpu::simd_level() : "", backend.host_values ? ")" : "", ": ", a.query.dtype_name(),
-                " over a ", a.key_cache.dtype_name(), " cache, num_tokens ", p.num_tokens, ", num_seqs ", p.num_seqs,
-                ", heads ", p.num_heads, "/", p.cache.num_kv_heads, ", head_dim ", p.cache.head_dim, ", block_size ",
-                p.cache.block_size, ", max_seqlen_q ", p.max_seqlen_q, ", max_seqlen_k ", p.max_seqlen_k,
-                ", num_splits ", p.num_splits));
+                backend.host_values ? cpu::simd_level() : "", backend.host_values ? ")" : "", ": ",
+                a.query.dtype_name(), " over a ", a.key_cache.dtype_name(), " cache, num_tokens ", p.num_tokens,
+                ", num_seqs ", p.num_seqs, ", heads ", p.num_heads, "/", p.cache.num_kv_heads, ", head_dim ",
+                p.cache.head_dim, ", block_size ", p.cache.block_size, ", max_seqlen_q ", p.max_seqlen_q,
+                ", max_seqlen_k ", p.max_seqlen_k, ", num_splits ", p.num_splits));
 }
 
 }  // namespace
@@ -215,9 +214,8 @@ int64_t paged_attention_workspace_size(int64_t num_tokens, int64_t num_heads, in
     const char* name;
     int64_t value;
     int64_t least;
-  } numbers[] = {{"num_tokens", num_tokens, 0},     {"num_heads", num_heads, 1},
-                 {"num_kv_heads", num_kv_heads, 1}, {"head_dim", head_dim, 8},
-                 {"num_seqs", num_seqs, 0},         {"max_seqlen_q", max_seqlen_q, 0},
+  } numbers[] = {{"num_tokens", num_tokens, 0},     {"num_heads", num_heads, 1},  {"num_kv_heads", num_kv_heads, 1},
+                 {"head_dim", head_dim, 8},         {"num_seqs", num_seqs, 0},    {"max_seqlen_q", max_seqlen_q, 0},
                  {"max_seqlen_k", max_seqlen_k, 0}, {"num_splits", num_splits, 0}};
   for (const auto& number : numbers) {
     if (number.value < number.least || number.value > INT32_MAX) {

@@ -20,8 +20,8 @@ struct Level {
   int64_t destination_stride;
 };
 
-// The dimensions of a block, outermost first, with those merged that are one run of memory on both sides. The last level
-// is a run of bytes (both strides 1).
+// The dimensions of a block, outermost first, with those merged that are one run of memory on both sides. The last
+// level is a run of bytes (both strides 1).
 std::vector<Level> block_levels(const Arg& src, const Arg& dst) {
   std::vector<Level> levels;
   for (int64_t d = 1; d < src.dim; ++d) {
@@ -50,8 +50,8 @@ void append_block(const std::vector<Level>& levels, size_t level, char* destinat
   if (left == 1) {
     copies.push_back({destination, source, outer.size, outer.size, outer.size, 1});
   } else if (left == 2) {
-    copies.push_back({destination, source, outer.destination_stride, outer.source_stride, levels.back().size,
-                      outer.size});
+    copies.push_back(
+        {destination, source, outer.destination_stride, outer.source_stride, levels.back().size, outer.size});
   } else {
     for (int64_t i = 0; i < outer.size; ++i) {
       append_block(levels, level + 1, destination + i * outer.destination_stride, source + i * outer.source_stride,
@@ -79,8 +79,8 @@ std::vector<RowCopy> plan(const Arg& src, const Arg& dst, const Arg& mapping) {
     } else if (adjacent && plain) {
       ++copies.back().rows;
     } else if (plain) {
-      copies.push_back({dst.data + destination * destination_block, src.data + source * source_block,
-                        destination_block, source_block, bytes, 1});
+      copies.push_back({dst.data + destination * destination_block, src.data + source * source_block, destination_block,
+                        source_block, bytes, 1});
     } else {
       append_block(levels, 0, dst.data + destination * destination_block, src.data + source * source_block, copies);
     }
@@ -92,8 +92,7 @@ std::vector<RowCopy> plan(const Arg& src, const Arg& dst, const Arg& mapping) {
 
 void check_sides(const Arg& src, const Arg& dst) {
   if (src.dim < 2) fail(kOp, "src", "have shape [num_blocks, ...]", src.shape());
-  const bool same_blocks =
-      src.dim == dst.dim && std::equal(src.sizes + 1, src.sizes + src.dim, dst.sizes + 1);
+  const bool same_blocks = src.dim == dst.dim && std::equal(src.sizes + 1, src.sizes + src.dim, dst.sizes + 1);
   if (!same_blocks) {
     fail(kOp, "dst", text("have blocks like src (shape ", src.shape(), " but for num_blocks)"), dst.shape());
   }

@@ -60,7 +60,8 @@ void check_length(const char* op, int64_t sequence, int64_t length, int64_t tabl
     fail_value(op, "seq_lens", text(sequence), text(length),
                text("at most max_blocks * block_size=", table_tokens, " of block_table"));
   }
-  if (length > bound) fail_value(op, "seq_lens", text(sequence), text(length), text("at most ", bound_name, "=", bound));
+  if (length > bound)
+    fail_value(op, "seq_lens", text(sequence), text(length), text("at most ", bound_name, "=", bound));
 }
 
 // Query tokens of a sequence, with cu_seqlens_q checked as far as it.
@@ -70,8 +71,7 @@ int64_t query_length(const char* op, const PagedAttentionParams& params, int64_t
   const int64_t end = params.cu_seqlens_q[sequence + 1];
   if (sequence == 0 && begin != 0) fail_value(op, "cu_seqlens_q", "0", text(begin), "0");
   if (end < begin) {
-    fail_value(op, "cu_seqlens_q", text(sequence + 1), text(end),
-               text("at least the entry before it, ", begin));
+    fail_value(op, "cu_seqlens_q", text(sequence + 1), text(end), text("at least the entry before it, ", begin));
   }
   if (end > params.num_tokens) {
     fail_value(op, "cu_seqlens_q", text(sequence + 1), text(end), text("at most num_tokens=", params.num_tokens));
@@ -140,8 +140,8 @@ void check_gather_indices(const char* op, const GatherCacheParams& params) {
     }
     total += length;
     if (length > 0) {
-      check_pages(op, params.block_table + sequence * params.block_table_stride, sequence, 0,
-                  (length - 1) / block_size, params.cache.num_blocks);
+      check_pages(op, params.block_table + sequence * params.block_table_stride, sequence, 0, (length - 1) / block_size,
+                  params.cache.num_blocks);
     }
   }
   if (params.cu_seqlens[params.num_seqs] != total) {

@@ -1,5 +1,5 @@
-// What the index tensors and inputs hold. On the CPU everything that decides which memory is touched is checked on every
-// call (a few comparisons a page); check mode adds the rest of rule 9. All of it reads host memory.
+// What the index tensors and inputs hold. On the CPU everything that decides which memory is touched is checked on
+// every call (a few comparisons a page); check mode adds the rest of rule 9. All of it reads host memory.
 #pragma once
 
 #include <optional>
