@@ -1,0 +1,173 @@
+// One tile for a few query rows: keys and values are used where they lie, each load for all rows of the KV head.
+// Scores stand as [key, kRows]: a vector holds kLanes / kRows keys for the block's kRows rows.
+#pragma once
+
+#include "cpu/simd/attention_tile.h"
+
+namespace pagedkern::cpu::PAGEDKERN_SIMD {
+
+// What the lanes of a block of rows stand for, expanded to [key, kRows].
+struct RowLanes {
+  alignas(64) float begin[kLanes];  // places in the tile
+  alignas(64) float end[kLanes];
+  alignas(64) float slope[kLanes];     // in units of log2
+  alignas(64) float distance[kLanes];  // from the row's position to the tile's first key
+};
+
+// Dot products of kLanes / kRows keys with the block's rows.
+template <class Mode, class T, int kRows>
+inline Vec dot_products(const float* query, int64_t query_stride, const T* const* keys, int head_dim) {
+  constexpr int kKeys = kLanes / kRows;
+  constexpr int kElements = kLanes * Mode::kStep;
+  Vec sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = broadcast(0.0f);
+  int d = 0;
+  for (; d + kElements <= head_dim; d += kElements) {
+    Vec words[kKeys];
+    for (int k = 0; k < kKeys; ++k) words[k] = Mode::load_words(keys[k] + d);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec q = load(query + r * query_stride + d / Mode::kStep);
+      for (int k = 0; k < kKeys; ++k) sums[k * kRows + r] = Mode::multiply_add(sums[k * kRows + r], q, words[k]);
+    }
+  }
+  if (d < head_dim) {
+    for (int k = 0; k < kKeys; ++k) {
+      const Vec word = Mode::load_words_part(keys[k] + d, head_dim - d);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec q = load(query + r * query_stride + d / Mode::kStep);
+        sums[k * kRows + r] = Mode::multiply_add(sums[k * kRows + r], q, word);
+      }
+    }
+  }
+  return sums_of_rows(sums);
+}
+
+// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns.
+template <class Mode, class T, int kRows, int kBlocks>
+inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
+                       const float* rescale, float* output, int64_t output_stride) {
+  constexpr int kStep = Mode::kStep;
+  constexpr int kVecs = kBlocks * kStep;
+  constexpr int kElements = kLanes * kStep;
+  Vec sums[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    const Vec factor = broadcast(rescale[r]);
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = mul(factor, load(output + r * output_stride + column + v * kLanes));
+  }
+  const bool whole = elements == kBlocks * kElements;
+  for (int j = begin; j < end; j += kStep) {
+    Vec words_of_values[kVecs];
+    for (int b = 0; b < kBlocks; ++b) {
+      Vec loaded[kStep];
+      if (whole) {
+        Mode::load_values(values + j, column + b * kElements, loaded);
+      } else {
+        Mode::load_values_part(values + j, column, elements, loaded);
+      }
+      for (int i = 0; i < kStep; ++i) words_of_values[b * kStep + i] = loaded[i];
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = broadcast(words[j / kStep * kRows + r]);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = Mode::multiply_add(sums[r][v], weight, words_of_values[v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) store(output + r * output_stride + column + v * kLanes, sums[r][v]);
+  }
+}
+
+template <class T>
+struct DirectBlock {
+  const float* query;
+  float* output;
+  float* maximum;  // [kLanes], expanded to [key, kRows]
+  float* sum;      // [kLanes], partial sums of [key, kRows]
+  const RowLanes* lanes;
+  bool masked;
+  bool alibi;
+};
+
+template <class Mode, class T, int kRows>
+inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rule, const TileOffsets& tile,
+                        const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride) {
+  constexpr int kStep = Mode::kStep;
+  constexpr int kKeys = kLanes / kRows;
+  constexpr int kGroup = kKeys * kStep > kStep ? kKeys * kStep : kStep;  // keys whose weights are packed together
+  const int head_dim = params.cache.head_dim;
+  const int begin = tile.begin / kGroup * kGroup, end = (tile.end + kGroup - 1) / kGroup * kGroup;
+  const RowLanes& lanes = *block.lanes;
+
+  alignas(64) float scores[kKeyTile * kRows];
+  alignas(64) float place[kLanes];
+  for (int i = 0; i < kLanes; ++i) place[i] = static_cast<float>(i / kRows);
+  const Vec places = load(place), row_begin = load(lanes.begin), row_end = load(lanes.end);
+  Vec largest = broadcast(-kInfinity);
+  for (int j = begin; j < end; j += kKeys) {
+    Vec score = dot_products<Mode, T, kRows>(block.query, stride, rows.keys + j, head_dim);
+    if (rule.token_scales) {
+      alignas(64) float scales[kLanes];
+      for (int i = 0; i < kLanes; ++i) scales[i] = rows.key_scales[j + i / kRows];
+      score = mul(score, load(scales));
+    }
+    score = rule(score);
+    const Vec here = add(places, broadcast(static_cast<float>(j)));
+    if (block.alibi) score = fma(load(lanes.slope), add(here, load(lanes.distance)), score);
+    if (block.masked) score = mask_outside(score, here, row_begin, row_end);
+    store(scores + j * kRows, score);
+    largest = max_else(score, largest);
+  }
+
+  alignas(64) float lane_values[kLanes];
+  store(lane_values, largest);
+  float rescale[kRows];
+  alignas(64) float base[kLanes];
+  for (int r = 0; r < kRows; ++r) {
+    float m = block.maximum[r];
+    for (int k = 0; k < kKeys; ++k) m = lane_values[k * kRows + r] > m ? lane_values[k * kRows + r] : m;
+    for (int k = 0; k < kKeys; ++k) lane_values[k * kRows + r] = m;
+    for (int k = 0; k < kKeys; ++k) base[k * kRows + r] = m == -kInfinity ? 0.0f : m;
+  }
+  const Vec bases = load(base);
+  const Vec factors = exp2_of(sub(load(block.maximum), bases));
+  store(block.maximum, load(lane_values));
+  store(lane_values, factors);
+  for (int r = 0; r < kRows; ++r) rescale[r] = lane_values[r];
+
+  alignas(64) float words[kKeyTile * kRows];
+  Vec sum = mul(load(block.sum), factors);
+  const bool value_scales = params.v_scale.per_token();
+  for (int j = begin; j < end; j += kGroup) {
+    Vec weights[kStep] = {};
+    for (int i = 0; i < kStep; ++i) {
+      const int key = j + i * kKeys;
+      weights[i] = exp2_of(sub(load(scores + key * kRows), bases));
+      sum = add(sum, weights[i]);
+      if (rows.num_lone > 0) store(scores + key * kRows, weights[i]);
+      if (value_scales) {
+        alignas(64) float scales[kLanes];
+        for (int l = 0; l < kLanes; ++l) scales[l] = rows.value_scales[key + l / kRows];
+        weights[i] = mul(weights[i], load(scales));
+      }
+    }
+    Mode::template pack_weights<kRows>(weights, words + j / kStep * kRows);
+  }
+  store(block.sum, sum);
+
+  constexpr int kElements = kLanes * kStep;
+  constexpr int kBlocks = kLanes == 16 && kRows <= 4 ? 4 / kStep : 2;
+  int column = 0;
+  for (; column + kBlocks * kElements <= head_dim; column += kBlocks * kElements) {
+    add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kBlocks * kElements, rescale,
+                                        block.output, stride);
+  }
+  for (; column < head_dim; column += kElements) {
+    const int elements = head_dim - column < kElements ? head_dim - column : kElements;
+    add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, block.output, stride);
+  }
+  for (int r = 0; rows.num_lone > 0 && r < kRows; ++r) {
+    add_lone_values(rows, head_dim, static_cast<int>(lanes.begin[r]), static_cast<int>(lanes.end[r]),
+                    [&](int key) { return scores[key * kRows + r]; }, block.output + r * stride);
+  }
+}
+
+}  // namespace pagedkern::cpu::PAGEDKERN_SIMD

@@ -1,0 +1,149 @@
+// One tile for many query rows: keys and values are packed once as the right-hand sides of two small matrix products,
+// whose left-hand sides (queries, weights) are broadcast word by word.
+#pragma once
+
+#include "cpu/simd/attention_tile.h"
+
+namespace pagedkern::cpu::PAGEDKERN_SIMD {
+
+// Rows and vectors of the register tile: accumulators, one row of the right-hand side and a broadcast fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVecs = 4;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6, kTileVecs = 2;
+#else
+constexpr int kTileRows = 2, kTileVecs = 1;
+#endif
+
+// c = rescale * c + a . b over words [begin, end); without rescale c is not read.
+template <class Mode, int kRows, int kVecs>
+inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end, float* c,
+                          int64_t c_stride, const float* rescale) {
+  Vec sums[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) {
+      sums[r][v] = rescale == nullptr ? broadcast(0.0f)
+                                      : mul(broadcast(rescale[r]), load(c + r * c_stride + v * kLanes));
+    }
+  }
+  for (int k = begin; k < end; ++k) {
+    Vec words[kVecs];
+    for (int v = 0; v < kVecs; ++v) words[v] = load(b + k * b_stride + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec word = broadcast(a[r * a_stride + k]);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = Mode::multiply_add(sums[r][v], word, words[v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+  }
+}
+
+template <class Mode, int kRows, int kVecs = kTileVecs>
+inline void multiply_columns(int vecs, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin,
+                             int end, float* c, int64_t c_stride, const float* rescale) {
+  for (; vecs >= kVecs; vecs -= kVecs, b += kVecs * kLanes, c += kVecs * kLanes) {
+    multiply_tile<Mode, kRows, kVecs>(a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+  }
+  if constexpr (kVecs > 1) {
+    if (vecs > 0) multiply_columns<Mode, kRows, kVecs - 1>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+  }
+}
+
+// At most kTileRows rows, `vecs` vectors of columns.
+template <class Mode, int kRows = kTileRows>
+inline void multiply(int rows, int vecs, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin,
+                     int end, float* c, int64_t c_stride, const float* rescale) {
+  if (rows == kRows) {
+    multiply_columns<Mode, kRows>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+  } else if constexpr (kRows > 1) {
+    multiply<Mode, kRows - 1>(rows, vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+  }
+}
+
+// [word of head_dim, key], for the scores.
+template <class Mode, class T>
+inline void pack_keys(const TileRows<T>& rows, const TileOffsets& tile, int head_dim, float* packed) {
+  constexpr int kElements = kLanes * Mode::kStep;
+  const int begin = tile.begin / kElements * kElements;
+  for (int j = begin; j < tile.end; j += kLanes) {
+    for (int d = 0; d < head_dim; d += kElements) {
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = d + kElements <= head_dim ? Mode::load_words(rows.keys[j + i] + d)
+                                             : Mode::load_words_part(rows.keys[j + i] + d, head_dim - d);
+      }
+      transpose(block);
+      for (int i = 0; i < kLanes; ++i) store(packed + (d / Mode::kStep + i) * kKeyTile + j, block[i]);
+    }
+  }
+}
+
+// [word of kStep keys, column], for the output; columns up to a multiple of kStep * kLanes.
+template <class Mode, class T>
+inline void pack_values(const TileRows<T>& rows, const TileOffsets& tile, int head_dim, int64_t stride, float* packed) {
+  constexpr int kElements = kLanes * Mode::kStep;
+  const int begin = tile.begin / kElements * kElements;
+  const int end = (tile.end + kLanes - 1) / kLanes * kLanes;
+  for (int j = begin; j < end; j += Mode::kStep) {
+    float* row = packed + j / Mode::kStep * stride;
+    for (int d = 0; d < head_dim; d += kElements) {
+      Vec words[Mode::kStep];
+      if (d + kElements <= head_dim) {
+        Mode::load_values(rows.values + j, d, words);
+      } else {
+        Mode::load_values_part(rows.values + j, d, head_dim - d, words);
+      }
+      for (int i = 0; i < Mode::kStep; ++i) store(row + d + i * kLanes, words[i]);
+    }
+  }
+}
+
+// Online softmax of one row over vectors [first, last) of its scores, which become weights.
+struct PackedRow {
+  int begin;  // places in the tile that the row sees
+  int end;
+  float slope;     // in units of log2
+  float distance;  // from the row's position to the tile's first key
+  bool alibi;
+};
+
+template <class Mode>
+inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float* key_scales, const float* value_scales,
+                       int first, int last, float* scores, float* words, float& maximum, float* sums) {
+  constexpr int kStep = Mode::kStep;
+  const bool masked = row.begin > first * kLanes || row.end < last * kLanes;
+  const Vec lanes = lane_numbers();
+  const Vec row_begin = broadcast(static_cast<float>(row.begin)), row_end = broadcast(static_cast<float>(row.end));
+  Vec largest = broadcast(-kInfinity);
+  for (int i = first; i < last; ++i) {
+    Vec score = load(scores + i * kLanes);
+    if (rule.token_scales) score = mul(score, load(key_scales + i * kLanes));
+    score = rule(score);
+    const Vec place = add(lanes, broadcast(static_cast<float>(i * kLanes)));
+    if (row.alibi) score = fma(broadcast(row.slope), add(place, broadcast(row.distance)), score);
+    if (masked) score = mask_outside(score, place, row_begin, row_end);
+    store(scores + i * kLanes, score);
+    largest = max_else(score, largest);
+  }
+  const float tile_maximum = max_of_lanes(largest);
+  const float m = tile_maximum > maximum ? tile_maximum : maximum;
+  const float base = m == -kInfinity ? 0.0f : m;
+  const Vec rescale = exp2_of(broadcast(maximum - base));
+  maximum = m;
+  Vec sum = mul(load(sums), rescale);
+  for (int i = first; i < last; i += kStep) {
+    Vec weights[kStep] = {};
+    for (int s = 0; s < kStep; ++s) {
+      weights[s] = i + s < last ? exp2_of(sub(load(scores + (i + s) * kLanes), broadcast(base))) : broadcast(0.0f);
+      sum = add(sum, weights[s]);
+      store(scores + (i + s) * kLanes, weights[s]);
+      if (value_scales != nullptr) weights[s] = mul(weights[s], load(value_scales + (i + s) * kLanes));
+    }
+    Mode::template pack_weights<1>(weights, words + i / kStep * kLanes);
+  }
+  store(sums, sum);
+  return first_lane(rescale);
+}
+
+}  // namespace pagedkern::cpu::PAGEDKERN_SIMD
