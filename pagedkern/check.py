@@ -15,8 +15,8 @@ class check_mode:
 
     In check mode every op looks at what its tensors hold before it touches anything: slots, page ids, lengths,
     positions, `cu_seqlens_q`, scales, and NaN in the inputs, live rows only. The call that was wrong raises a
-    RuntimeError that names the op, the argument, the index, the value and the bound. It is slow. The environment variable
-    PAGEDKERN_CHECK=1 starts the process in check mode.
+    RuntimeError that names the op, the argument, the index, the value and the bound. It is slow. The environment
+    variable PAGEDKERN_CHECK=1 starts the process in check mode.
     """
 
     def __init__(self, enabled: bool):

@@ -58,7 +58,7 @@ def layout_of(key_cache: Tensor, value_cache: Tensor) -> str | None:
 def bytes_per_token(
     num_kv_heads: int, head_dim: int, dtype: torch.dtype, num_layers: int = 1, scales: bool = False
 ) -> int:
-    """Bytes of keys and values of one token over all layers; `scales`: with a float32 scale per token, head and side."""
+    """Bytes of keys and values of one token over all layers; `scales`: with a float32 scale per head and side."""
     return 2 * num_layers * num_kv_heads * (head_dim * dtype.itemsize + (4 if scales else 0))
 
 

@@ -1,7 +1,7 @@
 """One documented function per op, for people.
 
-Each calls torch.ops.pagedkern.* with the same tensors: defaults are added, nothing is copied or cast, and engines may as
-well call torch.ops directly.
+Each calls torch.ops.pagedkern.* with the same tensors: defaults are added, nothing is copied or cast, and engines may
+as well call torch.ops directly.
 
 Shapes: `num_tokens` rows of query or key, `num_heads` query heads, `num_kv_heads` KV heads (num_heads is a multiple of
 it), `head_dim` any multiple of 8 up to 256, `num_blocks` pages of `block_size` tokens each.
@@ -247,8 +247,8 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
 
     key_caches, value_caches: one cache a layer, of one block shape and dtype; strides may differ.
     block_mapping: `[pairs, 2]` int64, (source, destination), on the CPU or the caches' device. Destinations are
-        distinct and none is a source. A mapping on the CPU is checked, and read before the call returns; one on a device
-        costs no sync, and ids out of range are skipped (check mode: they raise).
+        distinct and none is a source. A mapping on the CPU is checked, and read before the call returns; one on a
+        device costs no sync, and ids out of range are skipped (check mode: they raise).
     """
     _ops.copy_blocks.default(key_caches, value_caches, block_mapping)
 
