@@ -15,7 +15,7 @@ OP_LIBRARY = ROOT / "pagedkern" / "libpagedkern_ops.so"
 
 # Kernel -> (most registers a thread may use, instructions that must be found).
 GATES = {
-    "smoke_add_kernel": (32, [r"LDG\.E\.128", r"STG\.E\.128"]),
+    "smoke_add_kernel": (40, [r"LDG\.E\.128", r"STG\.E\.128"]),
 }
 
 

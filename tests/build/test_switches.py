@@ -91,12 +91,20 @@ def in_a_new_process(code, **env):
     return run.stdout.strip()
 
 
+def simd_level_with(value):
+    code = "import pagedkern; print(pagedkern.build_info()['cpu_simd'])"
+    return in_a_new_process(code, PAGEDKERN_CPU_SIMD=value)
+
+
+@pytest.fixture(scope="module")
+def best_level():
+    return simd_level_with("")
+
+
 @pytest.mark.parametrize("level", pagedkern.build_info()["cpu_simd_levels"])
-def test_simd_level_can_be_lowered(level):
+def test_simd_level_can_be_lowered(level, best_level):
     levels = pagedkern.build_info()["cpu_simd_levels"]
-    best = in_a_new_process("import pagedkern; print(pagedkern.build_info()['cpu_simd'])", PAGEDKERN_CPU_SIMD="")
-    used = in_a_new_process("import pagedkern; print(pagedkern.build_info()['cpu_simd'])", PAGEDKERN_CPU_SIMD=level)
-    assert levels.index(used) == min(levels.index(level), levels.index(best))
+    assert levels.index(simd_level_with(level)) == min(levels.index(level), levels.index(best_level))
 
 
 def test_build_info_prints_a_fact_a_line():
