@@ -15,8 +15,10 @@ def scale_at(scale: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Te
 
 
 def check_scales(cache: torch.Tensor, **scales: torch.Tensor | None) -> None:
-    """Scales belong to FP8 caches alone."""
+    """Scales belong to FP8 caches alone; those that apply to every slot must be finite and positive."""
     for name, scale in scales.items():
+        if scale is not None and scale.dim() < 3 and not (scale.isfinite() & (scale > 0)).all():
+            raise RuntimeError(f"{name}: {scale.tolist()}, expected finite and positive")
         if scale is not None and cache.dtype not in fp8.FP8_DTYPES:
             raise RuntimeError(f"{name}: given with a cache of {cache.dtype}, expected only with an FP8 cache")
 
