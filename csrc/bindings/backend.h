@@ -31,10 +31,11 @@ struct RowCopy {
 };
 
 struct Backend {
-  const char* name;    // as in error messages: "CPU"
-  bool float32;        // q, k, v and out may be float32
-  bool host_values;    // index tensors are read and checked on every call: a wrong one would touch wild memory
-  const char* absent;  // what to say where an entry below is null
+  const char* name;          // as in error messages: "CPU"
+  bool float32;              // q, k, v and out may be float32
+  bool host_values;          // index tensors are read and checked on every call: a wrong one would touch wild memory
+  const char* absent;        // what to say where an entry below is null
+  const char* (*kernels)();  // which of its kernels this machine runs, for the log
 
   void (*reshape_and_cache)(const CacheWriteParams&, const Place&);
   void (*reshape_and_cache_dynamic)(const CacheWriteParams&, const Place&);

@@ -63,7 +63,12 @@ struct WriteArgs {
     check_last_contiguous(op, rows);
   }
 
-  bool checks_values() const { return backend.host_values || check_mode(); }
+  void check_values(const CacheWriteParams& params) const {
+    if (!backend.host_values && !check_mode()) return;
+    check_slots(op, params);
+    check_scales(op, params.k_scale, params.v_scale, params.cache.num_kv_heads);
+    if (check_mode()) check_write_inputs(op, params);
+  }
 };
 
 const Arg* pointer(const std::optional<Arg>& arg) {
@@ -86,8 +91,7 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
   const Arg* v = pointer(v_scale_arg);
   check_written(op, args.key_cache, {&args.value_cache, &args.key, &args.value, &args.slot_mapping, k, v});
   check_written(op, args.value_cache, {&args.key, &args.value, &args.slot_mapping, k, v});
-  if (args.checks_values()) check_slots(op, params);
-  if (check_mode()) check_write_inputs(op, params);
+  args.check_values(params);
   const auto run = entry(op, args.backend, args.backend.reshape_and_cache);
   if (params.num_slots > 0) run(params, place_of(args.key_cache));
 }
@@ -109,18 +113,13 @@ void reshape_and_cache_dynamic(const Tensor& key, const Tensor& value, const Ten
                  {"num_kv_heads", params.cache.num_kv_heads}});
     check_same_device(op, *scale, args.key_cache);
   }
-  params.k_scale = {k.as<float>(), k.stride(0), k.stride(1), k.stride(2)};
-  params.v_scale = {v.as<float>(), v.stride(0), v.stride(1), v.stride(2)};
   check_written(op, args.key_cache, {&args.value_cache, &k, &v, &args.key, &args.value, &args.slot_mapping});
   check_written(op, args.value_cache, {&k, &v, &args.key, &args.value, &args.slot_mapping});
   check_written(op, k, {&v, &args.key, &args.value, &args.slot_mapping});
   check_written(op, v, {&args.key, &args.value, &args.slot_mapping});
-  if (args.checks_values()) check_slots(op, params);
-  if (check_mode()) {
-    CacheWriteParams inputs = params;
-    inputs.k_scale = inputs.v_scale = {};  // outputs here
-    check_write_inputs(op, inputs);
-  }
+  args.check_values(params);  // before the scales are in it: they are written here, whatever they hold
+  params.k_scale = {k.as<float>(), k.stride(0), k.stride(1), k.stride(2)};
+  params.v_scale = {v.as<float>(), v.stride(0), v.stride(1), v.stride(2)};
   const auto run = entry(op, args.backend, args.backend.reshape_and_cache_dynamic);
   if (params.num_slots > 0) run(params, place_of(args.key_cache));
 }
@@ -192,14 +191,9 @@ void rope_reshape_and_cache(const Tensor& query, const Tensor& key, const Tensor
   check_written(op, args.key, {&args.value, &args.key_cache, &args.value_cache, &position_arg, &cos_sin, slots, k, v});
   check_written(op, args.key_cache, {&args.value_cache, &args.value, &position_arg, &cos_sin, slots, k, v});
   check_written(op, args.value_cache, {&args.value, &position_arg, &cos_sin, slots, k, v});
-  if (args.checks_values()) {
-    check_slots(op, params);
-    check_positions(op, rope, params.num_slots);
-  }
-  if (check_mode()) {
-    check_write_inputs(op, params);
-    check_rope_inputs(op, params, rope);
-  }
+  if (args.backend.host_values || check_mode()) check_positions(op, rope, params.num_slots);
+  args.check_values(params);
+  if (check_mode()) check_rope_inputs(op, params, rope);
   const auto run = entry(op, args.backend, args.backend.rope_reshape_and_cache);
   if (params.num_slots > 0) run(params, rope, place_of(args.key_cache));
 }

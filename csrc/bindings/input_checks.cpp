@@ -56,14 +56,15 @@ void check_token(const char* op, const Rows& rows, int64_t token) {
   }
 }
 
-void check_scale_value(const char* op, const char* name, const std::string& index, float value) {
-  if (!(std::isfinite(value) && value > 0)) fail_value(op, name, index, text(value), "finite and positive");
+bool usable_scale(float value) {
+  return std::isfinite(value) && value > 0;
 }
 
 void check_scale_heads(const char* op, const char* name, const KvScale& scale, int64_t num_kv_heads) {
   if (scale.data == nullptr || scale.per_token()) return;
   for (int64_t head = 0; head < (scale.stride_head == 0 ? 1 : num_kv_heads); ++head) {
-    check_scale_value(op, name, text(head), scale.data[scale.offset(0, 0, head)]);
+    const float value = scale.data[scale.offset(0, 0, head)];
+    if (!usable_scale(value)) fail_value(op, name, text(head), text(value), "finite and positive");
   }
 }
 
@@ -71,7 +72,10 @@ void check_scale_token(const char* op, const char* name, const KvScale& scale, i
                        int64_t num_kv_heads) {
   if (scale.data == nullptr || !scale.per_token()) return;
   for (int64_t head = 0; head < num_kv_heads; ++head) {
-    check_scale_value(op, name, text(block, ", ", token, ", ", head), scale.data[scale.offset(block, token, head)]);
+    const float value = scale.data[scale.offset(block, token, head)];
+    if (!usable_scale(value)) {
+      fail_value(op, name, text(block, ", ", token, ", ", head), text(value), "finite and positive");
+    }
   }
 }
 
@@ -109,6 +113,11 @@ void check_cache_rows(const char* op, const CacheSide& side, const PagedCacheSha
 
 }  // namespace
 
+void check_scales(const char* op, const KvScale& k_scale, const KvScale& v_scale, int64_t num_kv_heads) {
+  check_scale_heads(op, "k_scale", k_scale, num_kv_heads);
+  check_scale_heads(op, "v_scale", v_scale, num_kv_heads);
+}
+
 void check_write_inputs(const char* op, const CacheWriteParams& params) {
   const PagedCacheShape& cache = params.cache;
   const Rows key{"key",          params.key,  params.key_stride_token, params.key_stride_head, cache.num_kv_heads,
@@ -116,8 +125,6 @@ void check_write_inputs(const char* op, const CacheWriteParams& params) {
   const Rows value{
       "value",        params.value, params.value_stride_token, params.value_stride_head, cache.num_kv_heads,
       cache.head_dim, params.dtype};
-  check_scale_heads(op, "k_scale", params.k_scale, cache.num_kv_heads);
-  check_scale_heads(op, "v_scale", params.v_scale, cache.num_kv_heads);
   for (int64_t i = 0; i < params.num_slots; ++i) {
     const int64_t slot = slot_at(params, i);
     if (slot < 0) continue;
@@ -148,8 +155,6 @@ void check_attention_inputs(const char* op, const PagedAttentionParams& params) 
   const PagedCacheShape& cache = params.cache;
   const Rows query{"query",        params.query, params.query_stride_token, params.query_stride_head, params.num_heads,
                    cache.head_dim, params.dtype};
-  check_scale_heads(op, "k_scale", params.k_scale, cache.num_kv_heads);
-  check_scale_heads(op, "v_scale", params.v_scale, cache.num_kv_heads);
   check_vector(op, "alibi_slopes", params.alibi_slopes, params.num_heads);
   check_vector(op, "sinks", params.sinks, params.num_heads);
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
@@ -168,8 +173,6 @@ void check_attention_inputs(const char* op, const PagedAttentionParams& params) 
 }
 
 void check_gather_inputs(const char* op, const GatherCacheParams& params) {
-  check_scale_heads(op, "k_scale", params.k_scale, params.cache.num_kv_heads);
-  check_scale_heads(op, "v_scale", params.v_scale, params.cache.num_kv_heads);
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     const int32_t* pages = params.block_table + sequence * params.block_table_stride;
     const int64_t length = params.seq_lens[sequence];

@@ -1,4 +1,5 @@
 // paged_attention and paged_attention_workspace_size.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -6,7 +7,6 @@
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/value_checks.h"
-#include "cpu/kernels.h"
 
 namespace pagedkern::bindings {
 namespace {
@@ -156,12 +156,11 @@ void fill_workspace(const Arg& workspace, const Arg& query, PagedAttentionParams
 }
 
 void log_call(const PagedAttentionParams& p, const AttentionArgs& a, const Backend& backend) {
-  log_once(text("paged_attention on ", backend.name, backend.host_values ? " (" : "",
-                backend.host_values ? cpu::simd_level() : "", backend.host_values ? ")" : "", ": ",
-                a.query.dtype_name(), " over a ", a.key_cache.dtype_name(), " cache, num_tokens ", p.num_tokens,
-                ", num_seqs ", p.num_seqs, ", heads ", p.num_heads, "/", p.cache.num_kv_heads, ", head_dim ",
-                p.cache.head_dim, ", block_size ", p.cache.block_size, ", max_seqlen_q ", p.max_seqlen_q,
-                ", max_seqlen_k ", p.max_seqlen_k, ", num_splits ", p.num_splits));
+  log_once(text("paged_attention on ", backend.name, " (", backend.kernels(), "): ", a.query.dtype_name(), " over a ",
+                a.key_cache.dtype_name(), " cache, num_tokens ", p.num_tokens, ", num_seqs ", p.num_seqs, ", heads ",
+                p.num_heads, "/", p.cache.num_kv_heads, ", head_dim ", p.cache.head_dim, ", block_size ",
+                p.cache.block_size, ", max_seqlen_q ", p.max_seqlen_q, ", max_seqlen_k ", p.max_seqlen_k,
+                ", num_splits ", p.num_splits));
 }
 
 }  // namespace
@@ -198,7 +197,10 @@ void paged_attention(const Tensor& out, const Tensor& query, const Tensor& key_c
   params.num_splits = static_cast<int32_t>(num_splits);
   if (a.workspace.has_value()) fill_workspace(*a.workspace, a.query, params);
   check_outputs(a);
-  if (backend.host_values || check_mode()) check_attention_indices(kOp, params);
+  if (backend.host_values || check_mode()) {
+    check_attention_indices(kOp, params);
+    check_scales(kOp, params.k_scale, params.v_scale, params.cache.num_kv_heads);
+  }
   if (check_mode()) check_attention_inputs(kOp, params);
   const auto run = entry(kOp, backend, backend.paged_attention);
   if (params.num_tokens == 0 || params.num_seqs == 0) return;

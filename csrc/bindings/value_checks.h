@@ -1,5 +1,6 @@
 // What the index tensors and inputs hold. On the CPU everything that decides which memory is touched is checked on
-// every call (a few comparisons a page); check mode adds the rest of rule 9. All of it reads host memory.
+// every call (a comparison a token or a page, lost beside the work), and the few scales with it; check mode adds the
+// rest of rule 9. All of it reads host memory.
 #pragma once
 
 #include <optional>
@@ -23,6 +24,9 @@ void check_slots(const char* op, const CacheWriteParams& params);
 // Every position of rows below num_slots in [0, max_position).
 void check_positions(const char* op, const RopeParams& rope, int64_t num_slots);
 
+// Scales per tensor and per head: finite and positive. (Those per token are looked at where their token is.)
+void check_scales(const char* op, const KvScale& k_scale, const KvScale& v_scale, int64_t num_kv_heads);
+
 // seq_lens, cu_seqlens_q and the live part of block_table.
 void check_attention_indices(const char* op, const PagedAttentionParams& params);
 
@@ -33,7 +37,8 @@ void check_gather_indices(const char* op, const GatherCacheParams& params);
 // `one_side` both are the same blocks, and no destination may be a source.
 void check_mapping(const char* op, const Arg& mapping, int64_t num_sources, int64_t num_destinations, bool one_side);
 
-// Check mode: the scales a write or a read uses are finite and positive, the inputs it reads hold no NaN.
+// Check mode: the scales per token that a write or a read uses are finite and positive, the inputs it reads hold no
+// NaN.
 void check_write_inputs(const char* op, const CacheWriteParams& params);
 void check_rope_inputs(const char* op, const CacheWriteParams& params, const RopeParams& rope);
 void check_attention_inputs(const char* op, const PagedAttentionParams& params);
