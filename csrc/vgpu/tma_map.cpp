@@ -140,7 +140,7 @@ std::string tensor_map_unsupported(const TensorMap& m) {
   if (m.interleave != 0) return "interleaved tensor map";
   if (m.type == TmaType::kTF32 || m.type == TmaType::kTF32Ftz) return "tensor map of tf32 (rounding of the copy)";
   const uint64_t inner = static_cast<uint64_t>(m.box[0]) * tma_type_bytes(m.type);
-  if (m.swizzle != 0 && inner < smem_swizzle_span(m.smem_swizzle()) && m.box_bytes() > inner) {
+  if (m.swizzle != 0 && inner < smem_swizzle_span(m.smem_swizzle())) {
     return "tensor map whose box rows are narrower than its swizzle";
   }
   return "";
