@@ -43,9 +43,9 @@ CPU_SIMD = _glob("csrc/cpu/simd/*.cpp")
 # CUDA kernels, one instantiation a file.
 CUDA = _glob("csrc/*/instantiations/*.cu") + _glob("csrc/smoke/*.cu")
 # Python module `_C`.
-MODULE = ["csrc/bindings/module.cpp"]
+MODULE = ["csrc/bindings/module.cpp", "csrc/vgpu/python.cpp"]
 # Virtual GPU, part of `_C`: compiled once, and the instruction families once per level.
-VGPU = _glob("csrc/vgpu/*.cpp")
+VGPU = _glob("csrc/vgpu/*.cpp", exclude=("csrc/vgpu/python.cpp",))
 VGPU_FAMILIES = _glob("csrc/vgpu/families/*.cpp")
 
 SIMD_LEVELS = {"generic": ""}
@@ -57,6 +57,8 @@ if platform.machine() in ("x86_64", "AMD64"):
 VGPU_LEVELS = {"generic": ""}
 if "avx2" in SIMD_LEVELS:
     VGPU_LEVELS["avx2"] = "-mavx2 -mfma -mf16c -mbmi2 -mpopcnt"
+# PTX says where a multiplication and an addition fuse; lane arrays are read as whatever type an instruction names.
+VGPU_FLAGS = "-ffp-contract=off -fno-strict-aliasing -fno-math-errno"
 
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-restrict -Icsrc"
 NVCC_FLAGS = (
@@ -232,9 +234,9 @@ class NinjaBuild:
 
         python = sysconfig.get_path("include")
         module_flags = f"-I{self.dir} -isystem {deps}/pybind11/include -isystem {python}"
-        objects = [self._edge("cxx", s, module_flags) for s in MODULE] + [self._edge("cxx", s) for s in VGPU]
+        objects = [self._edge("cxx", s, module_flags) for s in MODULE] + [self._edge("cxx", s, VGPU_FLAGS) for s in VGPU]
         for level, flags in VGPU_LEVELS.items():
-            flags = f"-DPAGEDKERN_VGPU_LEVEL={level} {flags}"
+            flags = f"{VGPU_FLAGS} -DPAGEDKERN_VGPU_LEVEL={level} {flags}"
             objects += [self._edge("cxx", s, flags, f".{level}") for s in VGPU_FAMILIES]
         self.lines.append(f"build {self.module}: link {' '.join(objects)}\n  libs =\n")
         _write_if_changed(self.dir / "build.ninja", "\n".join(self.lines))

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "config.h"
+#include "vgpu/python.h"
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "pagedkern's compiled helpers; pagedkern.build_info() is the public call.";
@@ -11,4 +12,6 @@ PYBIND11_MODULE(_C, m) {
     info["compiler"] = __VERSION__;
     return info;
   });
+  pybind11::module_ vgpu = m.def_submodule("vgpu", "The virtual GPU; pagedkern.vgpu is the public interface.");
+  pagedkern::vgpu::init_python(vgpu);
 }

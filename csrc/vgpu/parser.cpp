@@ -1,0 +1,572 @@
+// PTX text to ModuleText. Syntax errors stop at the first; unknown directives are collected and reported together.
+#include <bit>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "vgpu/ast.h"
+#include "vgpu/fault.h"
+#include "vgpu/lexer.h"
+
+namespace pagedkern::vgpu {
+namespace {
+
+constexpr u64 kMaxVariableBytes = 1ull << 30;
+constexpr int kMaxNesting = 64;
+
+u32 type_bytes(const std::string& type) {
+  static const std::map<std::string, u32> sizes = {
+      {".b8", 1},   {".u8", 1},  {".s8", 1},    {".b16", 2},   {".u16", 2},   {".s16", 2}, {".f16", 2},
+      {".bf16", 2}, {".b32", 4}, {".u32", 4},   {".s32", 4},   {".f32", 4},   {".b64", 8}, {".u64", 8},
+      {".s64", 8},  {".f64", 8}, {".b128", 16}, {".f16x2", 4}, {".bf16x2", 4}};
+  auto it = sizes.find(type);
+  return it == sizes.end() ? 0 : it->second;
+}
+
+class Parser {
+ public:
+  explicit Parser(const std::string& text) : tokens_(tokenize(text)) {
+    size_t begin = 0;
+    while (begin <= text.size()) {
+      size_t end = text.find('\n', begin);
+      if (end == std::string::npos) end = text.size();
+      module_.lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+
+  ModuleText run() {
+    while (peek().kind != Token::Kind::kEnd) module_item();
+    if (module_.version.empty()) errors_ += "no .version directive\n";
+    if (!errors_.empty()) throw ParseError(errors_);
+    return std::move(module_);
+  }
+
+ private:
+  const Token& peek(size_t k = 0) const { return tokens_[std::min(pos_ + k, tokens_.size() - 1)]; }
+  Token take() {
+    Token t = peek();
+    if (pos_ < tokens_.size() - 1) ++pos_;
+    return t;
+  }
+  bool accept(char c) {
+    if (!peek().is(c)) return false;
+    take();
+    return true;
+  }
+  bool accept(const char* s) {
+    if (!peek().is(s)) return false;
+    take();
+    return true;
+  }
+  [[noreturn]] void fail(const std::string& what, const Token& t) const {
+    throw ParseError("PTX line " + std::to_string(t.line) + ": " + what);
+  }
+  void expect(char c) {
+    if (!accept(c)) fail(std::string("expected '") + c + "', got '" + shown(peek()) + "'", peek());
+  }
+  static std::string shown(const Token& t) { return t.kind == Token::Kind::kEnd ? "end of text" : t.text; }
+  std::string word() {
+    if (peek().kind != Token::Kind::kWord) fail("expected a name, got '" + shown(peek()) + "'", peek());
+    return take().text;
+  }
+  u64 integer() {
+    bool negative = accept('-');
+    if (peek().kind != Token::Kind::kInt) fail("expected an integer, got '" + shown(peek()) + "'", peek());
+    u64 v = take().ivalue;
+    return negative ? 0 - v : v;
+  }
+  u64 small_integer(u64 most) {
+    Token t = peek();
+    u64 v = integer();
+    if (v > most) fail("number out of range", t);
+    return v;
+  }
+  void unknown(const Token& t) {
+    errors_ += "PTX line " + std::to_string(t.line) + ": unsupported directive " + t.text + "\n";
+  }
+
+  void skip_statement() {  // to the end of an unknown directive
+    int depth = 0;
+    while (peek().kind != Token::Kind::kEnd) {
+      if (depth == 0 && peek().is('}')) return;
+      Token t = take();
+      if (t.is('{')) ++depth;
+      if (t.is('}') && --depth == 0) return;
+      if (t.is(';') && depth == 0) return;
+    }
+  }
+
+  void module_item() {
+    Token t = take();
+    if (t.kind != Token::Kind::kDirective) fail("unexpected '" + shown(t) + "' at module scope", t);
+    if (t.is(".version")) {
+      module_.version = take().text;
+    } else if (t.is(".target")) {
+      module_.target = take().text;
+      while (accept(',')) word();
+    } else if (t.is(".address_size")) {
+      if (integer() != 64) fail("only 64-bit addresses are supported", t);
+    } else if (t.is(".file")) {
+      file_directive();
+    } else if (t.is(".section")) {
+      section();
+    } else if (t.is(".pragma")) {
+      take();
+      expect(';');
+    } else if (t.is(".loc")) {
+      loc(t.line);
+    } else {
+      linked_item(t);
+    }
+  }
+
+  void linked_item(Token t) {
+    bool is_extern = false;
+    static const std::set<std::string> linkage = {".visible", ".extern", ".weak", ".common"};
+    while (linkage.count(t.text)) {
+      is_extern |= t.is(".extern");
+      t = take();
+    }
+    if (t.is(".entry") || t.is(".func")) {
+      function(t.is(".entry"), is_extern, t.line);
+    } else if (t.is(".global") || t.is(".const") || t.is(".shared")) {
+      auto where = t.is(".global")  ? Variable::Where::kGlobal
+                   : t.is(".const") ? Variable::Where::kConst
+                                    : Variable::Where::kShared;
+      variables(where, is_extern, module_.variables);
+    } else {
+      unknown(t);
+      skip_statement();
+    }
+  }
+
+  void file_directive() {
+    u32 index = u32(integer());
+    module_.files[index] = take().text;
+    while (accept(',')) integer();
+  }
+
+  void section() {
+    if (peek().kind == Token::Kind::kDirective || peek().kind == Token::Kind::kWord) take();
+    expect('{');
+    for (int depth = 1; depth > 0;) {
+      Token t = take();
+      if (t.kind == Token::Kind::kEnd) fail("section without end", t);
+      depth += t.is('{') - t.is('}');
+    }
+  }
+
+  void loc(u32 line) {
+    current_loc_.file = u32(integer());
+    current_loc_.line = u32(integer());
+    integer();
+    while (accept(',')) {
+      Token t = take();
+      if (t.is("function_name")) {
+        word();
+        if (accept('+')) integer();
+      } else if (t.is("inlined_at")) {
+        integer(), integer(), integer();
+      } else {
+        fail("unknown .loc attribute " + shown(t), t);
+      }
+    }
+    (void)line;
+  }
+
+  // After the state space: [.align N] .type name[dims] [= init] {, name ...} ;
+  void variables(Variable::Where where, bool is_extern, std::map<std::string, Variable>& into) {
+    Variable base;
+    base.where = where;
+    base.is_extern = is_extern;
+    variable_head(base);
+    do {
+      Variable v = base;
+      v.line = peek().line;
+      v.name = word();
+      dimensions(v);
+      if (accept('=')) initializer(v);
+      if (!into.emplace(v.name, v).second && !is_extern) fail("'" + v.name + "' is declared twice", peek());
+    } while (accept(','));
+    expect(';');
+  }
+
+  void variable_head(Variable& v) {
+    bool aligned = false, typed = false;
+    for (;;) {
+      Token t = take();
+      if (t.is(".align")) {
+        v.align = u32(small_integer(1 << 20));
+        if (v.align == 0 || (v.align & (v.align - 1))) fail("alignment is not a power of two", t);
+        aligned = true;
+      } else if (t.is(".ptr")) {
+        v.is_pointer_param = true;
+        if (peek().is(".global") || peek().is(".shared") || peek().is(".const") || peek().is(".local") ||
+            peek().is(".param"))
+          take();
+        if (accept(".align")) integer();
+        if (typed) return;
+      } else if (t.is(".v2") || t.is(".v4")) {
+        vector_ = t.is(".v2") ? 2 : 4;
+      } else if (u32 bytes = type_bytes(t.text)) {
+        v.element_bytes = bytes * std::exchange(vector_, 1);
+        if (!aligned) v.align = v.element_bytes;
+        typed = true;
+        if (peek().is(".ptr") || peek().is(".align")) continue;
+        return;
+      } else {
+        fail("unsupported " + shown(t) + " in a variable declaration", t);
+      }
+    }
+  }
+
+  void dimensions(Variable& v) {
+    u64 count = 1;
+    bool unsized = false;
+    while (accept('[')) {
+      v.is_array = true;
+      if (accept(']')) {
+        unsized = true;
+        continue;
+      }
+      count *= small_integer(kMaxVariableBytes);
+      if (count > kMaxVariableBytes) fail("'" + v.name + "' is too large", peek());
+      expect(']');
+    }
+    v.bytes = unsized ? 0 : count * v.element_bytes;
+    if (v.bytes > kMaxVariableBytes) fail("'" + v.name + "' is too large", peek());
+  }
+
+  void initializer(Variable& v) {
+    std::vector<u8> data;
+    initializer_list(v, data, 0);
+    if (v.bytes == 0) v.bytes = data.size();
+    if (data.size() > v.bytes) fail("too many initial values for '" + v.name + "'", peek());
+    data.resize(v.bytes);
+    v.data = std::move(data);
+  }
+
+  void initializer_list(Variable& v, std::vector<u8>& data, int depth) {
+    if (depth > kMaxNesting) fail("initializer nested too deep", peek());
+    if (accept('{')) {
+      while (!peek().is('}')) {
+        initializer_list(v, data, depth + 1);
+        if (!accept(',')) break;
+      }
+      expect('}');
+      return;
+    }
+    size_t at = data.size();
+    data.resize(at + v.element_bytes);
+    Token t = peek();
+    u64 bits = 0;
+    if (t.kind == Token::Kind::kWord) {
+      std::string symbol = word();
+      if (symbol == "generic") {
+        expect('(');
+        symbol = word();
+        expect(')');
+      }
+      if (v.element_bytes != 8) fail("an address needs 64-bit elements", t);
+      if (accept('+')) bits = integer();
+      v.relocations.emplace_back(at, symbol);
+    } else {
+      bool negative = accept('-');
+      Token n = take();
+      if (n.kind == Token::Kind::kInt) {
+        bits = negative ? 0 - n.ivalue : n.ivalue;
+      } else if (n.kind == Token::Kind::kFloat) {
+        double value = negative ? -n.fvalue : n.fvalue;
+        bits = v.element_bytes == 4 ? std::bit_cast<u32>(float(value)) : std::bit_cast<u64>(value);
+        if (v.element_bytes < 4) fail("a float initializer needs 32 or 64 bits", n);
+      } else {
+        fail("unsupported initializer '" + shown(n) + "'", n);
+      }
+    }
+    std::memcpy(data.data() + at, &bits, std::min<size_t>(v.element_bytes, 8));
+  }
+
+  std::vector<Variable> parameters() {
+    std::vector<Variable> out;
+    expect('(');
+    while (!peek().is(')')) {
+      Token t = take();
+      Variable v;
+      v.line = t.line;
+      v.where = Variable::Where::kParam;
+      if (!t.is(".param")) fail("only .param parameters are supported, got " + shown(t), t);
+      variable_head(v);
+      v.name = word();
+      dimensions(v);
+      out.push_back(v);
+      if (!accept(',')) break;
+    }
+    expect(')');
+    return out;
+  }
+
+  void function(bool is_entry, bool is_extern, u32 line) {
+    FunctionText f;
+    f.is_entry = is_entry;
+    f.is_extern = is_extern;
+    f.line = line;
+    if (!is_entry && peek().is('(')) f.results = parameters();
+    f.name = word();
+    if (peek().is('(')) f.params = parameters();
+    bool has_body = function_directives(f);
+    if (has_body) {
+      current_loc_ = {};
+      f.scopes.emplace_back();
+      expect('{');
+      body(f, 0, 0);
+    }
+    f.is_extern = !has_body;
+    for (auto& g : module_.functions) {
+      if (g.name != f.name) continue;
+      if (!g.is_extern && has_body) fail("'" + f.name + "' is defined twice", peek());
+      if (has_body) g = std::move(f);
+      return;
+    }
+    module_.functions.push_back(std::move(f));
+  }
+
+  Dim3 dims() {
+    Dim3 d;
+    d.x = u32(small_integer(1 << 20));
+    if (accept(',')) d.y = u32(small_integer(1 << 20));
+    if (accept(',')) d.z = u32(small_integer(1 << 20));
+    return d;
+  }
+
+  // Performance directives between the header and the body; false for a declaration without body.
+  bool function_directives(FunctionText& f) {
+    for (;;) {
+      Token t = peek();
+      if (t.is('{')) return true;
+      take();
+      if (t.is(';')) return false;
+      if (t.is(".maxntid")) {
+        f.maxntid = dims();
+      } else if (t.is(".reqntid")) {
+        f.reqntid = dims();
+      } else if (t.is(".reqnctapercluster")) {
+        f.reqnctapercluster = dims();
+      } else if (t.is(".minnctapersm") || t.is(".maxnctapersm")) {
+        integer();
+      } else if (t.is(".maxnreg")) {
+        f.maxnreg = u32(integer());
+      } else if (t.is(".maxclusterrank")) {
+        f.max_cluster_rank = u32(integer());
+      } else if (t.is(".explicitcluster")) {
+        f.explicit_cluster = true;
+      } else if (t.is(".noreturn") || t.is(".abi_preserve") || t.is(".blocksareclusters")) {
+        if (t.is(".blocksareclusters")) unknown(t);
+      } else if (t.is(".pragma")) {
+        take();
+        expect(';');
+      } else {
+        unknown(t);
+        if (t.kind == Token::Kind::kEnd) fail("function without body", t);
+      }
+    }
+  }
+
+  void body(FunctionText& f, int scope, int depth) {
+    if (depth > kMaxNesting) fail("blocks nested too deep", peek());
+    while (!accept('}')) {
+      Token t = peek();
+      if (t.kind == Token::Kind::kEnd) fail("function without end", t);
+      if (accept('{')) {
+        f.scopes.emplace_back();
+        f.scopes.back().parent = scope;
+        body(f, int(f.scopes.size()) - 1, depth + 1);
+      } else if (t.kind == Token::Kind::kDirective) {
+        body_directive(f, scope);
+      } else if (t.kind == Token::Kind::kWord && peek(1).is(':')) {
+        label(f, scope);
+      } else if (accept(';')) {
+        continue;
+      } else {
+        instruction(f, scope);
+      }
+    }
+  }
+
+  void label(FunctionText& f, int scope) {
+    Token t = peek();
+    std::string name = word();
+    expect(':');
+    if (peek().is(".branchtargets")) {
+      take();
+      auto& list = f.scopes[scope].branch_targets[name];
+      do list.push_back(word());
+      while (accept(','));
+      expect(';');
+    } else if (peek().is(".callprototype") || peek().is(".calltargets")) {
+      unknown(peek());
+      skip_statement();
+    } else if (!f.scopes[scope].labels.emplace(name, u32(f.body.size())).second) {
+      fail("label '" + name + "' is defined twice", t);
+    }
+  }
+
+  void body_directive(FunctionText& f, int scope) {
+    Token t = take();
+    if (t.is(".loc")) {
+      loc(t.line);
+    } else if (t.is(".reg")) {
+      registers(f.scopes[scope]);
+    } else if (t.is(".pragma")) {
+      take();
+      while (accept(',')) take();
+      expect(';');
+    } else if (t.is(".shared") || t.is(".local") || t.is(".param") || t.is(".const") || t.is(".global")) {
+      auto where = t.is(".shared")  ? Variable::Where::kShared
+                   : t.is(".local") ? Variable::Where::kLocal
+                   : t.is(".const") ? Variable::Where::kConst
+                   : t.is(".param") ? Variable::Where::kParam
+                                    : Variable::Where::kGlobal;
+      variables(where, false, f.scopes[scope].variables);
+    } else {
+      unknown(t);
+      skip_statement();
+    }
+  }
+
+  void registers(Scope& s) {
+    Token t = take();
+    RegType type = RegType::k32;
+    if (t.is(".pred")) {
+      type = RegType::kPred;
+    } else {
+      u32 bytes = type_bytes(t.text);
+      if (bytes == 0) fail("unsupported register type " + shown(t), t);
+      if (bytes == 1) fail("registers of type " + t.text + " are not supported", t);
+      type = bytes == 2 ? RegType::k16 : bytes == 4 ? RegType::k32 : bytes == 8 ? RegType::k64 : RegType::k128;
+    }
+    do {
+      std::string name = word();
+      if (accept('<')) {
+        s.ranges[name] = std::max(s.ranges[name], u32(small_integer(1 << 20)));
+        expect('>');
+        if (auto [it, fresh] = s.registers.emplace(name + "<", type); !fresh && it->second != type) {
+          fail("register range '" + name + "' is declared twice", t);
+        }
+      } else if (!s.registers.emplace(name, type).second) {
+        fail("register '" + name + "' is declared twice", t);
+      }
+    } while (accept(','));
+    expect(';');
+  }
+
+  void instruction(FunctionText& f, int scope) {
+    Instruction inst;
+    inst.scope = scope;
+    inst.source = current_loc_;
+    if (accept('@')) {
+      inst.guard_negated = accept('!');
+      inst.guard = word();
+    }
+    Token t = peek();
+    inst.line = t.line;
+    std::string opcode = word();
+    size_t dot = opcode.find('.');
+    inst.root = opcode.substr(0, dot);
+    inst.modifiers = dot == std::string::npos ? "" : opcode.substr(dot);
+    if (inst.root[0] == '%') fail("unexpected '" + opcode + "'", t);
+    if (!peek().is(';')) {
+      do inst.operands.push_back(operand(0));
+      while (accept(','));
+    }
+    expect(';');
+    f.body.push_back(std::move(inst));
+  }
+
+  Operand operand(int depth) {
+    if (depth > 4) fail("operand nested too deep", peek());
+    Operand o;
+    Token t = peek();
+    if (accept('!')) {
+      o = operand(depth + 1);
+      o.negated = true;
+    } else if (accept('{')) {
+      o.kind = Operand::Kind::kVector;
+      list(o, '}', depth);
+    } else if (accept('(')) {
+      o.kind = Operand::Kind::kList;
+      list(o, ')', depth);
+    } else if (accept('[')) {
+      address(o, depth);
+    } else if (t.kind == Token::Kind::kWord) {
+      o.name = word();
+      if (o.name == "_") o.kind = Operand::Kind::kSink;
+      if (peek().is('+') || (peek().is('-') && o.kind == Operand::Kind::kName)) {  // symbol + offset
+        bool minus = take().is('-');
+        u64 v = integer();
+        o.ivalue = minus ? 0 - v : v;
+      }
+    } else {
+      number(o, t);
+    }
+    if (accept('|')) o.pair.push_back(operand(depth + 1));
+    return o;
+  }
+
+  void number(Operand& o, const Token& first) {
+    bool negative = accept('-');
+    Token t = take();
+    if (t.kind == Token::Kind::kInt) {
+      o.kind = Operand::Kind::kInt;
+      o.ivalue = negative ? 0 - t.ivalue : t.ivalue;
+    } else if (t.kind == Token::Kind::kFloat) {
+      o.kind = Operand::Kind::kFloat;
+      o.fvalue = negative ? -t.fvalue : t.fvalue;
+      o.float_bits = t.float_bits;
+      o.ivalue = t.ivalue;
+      if (negative) o.ivalue ^= t.float_bits == 32 ? 1ull << 31 : 1ull << 63;
+    } else {
+      fail("unexpected '" + shown(t) + "' in an operand", first);
+    }
+  }
+
+  void list(Operand& o, char close, int depth) {
+    while (!peek().is(close)) {
+      o.elements.push_back(operand(depth + 1));
+      if (!accept(',')) break;
+    }
+    expect(close);
+  }
+
+  // [base], [base+imm], [imm], [tensorMap, {coordinates}], [base], ...
+  void address(Operand& o, int depth) {
+    o.kind = Operand::Kind::kAddress;
+    if (peek().kind == Token::Kind::kWord) {
+      o.name = word();
+      while (peek().is('+') || peek().is('-')) {
+        bool minus = take().is('-');
+        u64 v = integer();
+        o.ivalue += minus ? 0 - v : v;
+      }
+    } else {
+      o.ivalue = integer();
+    }
+    while (accept(',')) o.elements.push_back(operand(depth + 1));
+    expect(']');
+  }
+
+  std::vector<Token> tokens_;
+  size_t pos_ = 0;
+  ModuleText module_;
+  std::string errors_;
+  SourceLine current_loc_;
+  u32 vector_ = 1;
+};
+
+}  // namespace
+
+ModuleText parse_ptx(const std::string& text) {
+  return Parser(text).run();
+}
+
+}  // namespace pagedkern::vgpu

@@ -1,0 +1,32 @@
+"""The virtual GPU: runs the PTX of Hopper kernels on the CPU, checks every access and counts the traffic.
+
+module = vgpu.Module(ptx_text)
+report = module.launch("kernel", grid=(8, 1, 1), block=(128, 1, 1), args=[x, y, 1024])
+"""
+
+from pagedkern.vgpu._core import (
+    KernelFault,
+    LaunchError,
+    ParseError,
+    executed_forms,
+    find_form,
+    instruction_forms,
+)
+from pagedkern.vgpu.module import Module, TensorMap, Uninitialized
+from pagedkern.vgpu.report import Report
+from pagedkern.vgpu.session import Session, session
+
+__all__ = [
+    "KernelFault",
+    "LaunchError",
+    "Module",
+    "ParseError",
+    "Report",
+    "Session",
+    "TensorMap",
+    "Uninitialized",
+    "executed_forms",
+    "find_form",
+    "instruction_forms",
+    "session",
+]

@@ -1,0 +1,15 @@
+"""What a launch did."""
+
+
+class Report(dict):
+    """The counters of one launch, a plain mapping that prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("kernel", self["kernel"]), ("grid, block", f"{self['grid']} x {self['block']}")]
+        for name, value in self.items():
+            if isinstance(value, int):
+                rows.append((name, f"{value:,}"))
+        rows += [("  " + name, f"{count:,}") for name, count in sorted(self["instructions_by_class"].items())]
+        rows.append(("seconds", f"{self['seconds']:.3f}"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

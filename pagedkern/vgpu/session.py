@@ -1,0 +1,69 @@
+"""How launches run: order, completion of asynchronous operations, checks."""
+
+import contextlib
+import dataclasses
+import threading
+
+from pagedkern.vgpu.report import Report
+
+CHECKS = ("uninitialized", "races", "barriers", "async")
+_COMPLETION = {"early": 0, "late": 1, "random": 2}
+_state = threading.local()
+
+
+@dataclasses.dataclass
+class Session:
+    """The settings of the launches made while it is open, and their reports.
+
+    seed: order of warps and blocks; 0 is the natural one.
+    async_completion: "early" (at once), "late" (at the last legal moment, destinations poisoned until then) or "random".
+    checks: "all", "none" or names out of CHECKS. Bounds and alignment are always checked.
+    max_warp_instructions: a launch that runs longer is a fault; 0 for no limit.
+    """
+
+    seed: int = 0
+    async_completion: str = "late"
+    checks: str | tuple[str, ...] = "all"
+    counters: bool = True
+    max_warp_instructions: int = 0
+    threads: int = 0
+    reports: list[Report] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        if self.async_completion not in _COMPLETION:
+            raise ValueError(f"async_completion: got {self.async_completion!r}, expected one of {sorted(_COMPLETION)}")
+        chosen = CHECKS if self.checks == "all" else () if self.checks == "none" else tuple(self.checks)
+        unknown = [c for c in chosen if c not in CHECKS]
+        if isinstance(self.checks, str) and self.checks not in ("all", "none") or unknown:
+            raise ValueError(f"checks: got {self.checks!r}, expected 'all', 'none' or names out of {CHECKS}")
+        self.chosen_checks = chosen
+
+    def options(self) -> dict:
+        """The settings as the executor takes them."""
+        return {
+            "seed": self.seed,
+            "async_completion": _COMPLETION[self.async_completion],
+            "counters": self.counters,
+            "max_warp_instructions": self.max_warp_instructions,
+            "threads": self.threads,
+            **{name: name in self.chosen_checks for name in CHECKS},
+        }
+
+
+def current() -> Session:
+    """The innermost open session of this thread, or one with the defaults."""
+    stack = getattr(_state, "stack", None)
+    return stack[-1] if stack else Session()
+
+
+@contextlib.contextmanager
+def session(**settings):
+    """Opens a Session for the launches inside the `with`."""
+    opened = Session(**settings)
+    if not hasattr(_state, "stack"):
+        _state.stack = []
+    _state.stack.append(opened)
+    try:
+        yield opened
+    finally:
+        _state.stack.remove(opened)
