@@ -213,8 +213,7 @@ class Parser {
         v.element_bytes = bytes * std::exchange(vector_, 1);
         if (!aligned) v.align = v.element_bytes;
         typed = true;
-        if (peek().is(".ptr") || peek().is(".align")) continue;
-        return;
+        typed = true;
       } else {
         fail("unsupported " + shown(t) + " in a variable declaration", t);
       }

@@ -30,7 +30,7 @@ def _span(value):
             raise LaunchError(f"a tensor on {value.device}; the virtual GPU takes CPU tensors")
         if value.numel() == 0:
             return value.data_ptr(), 0
-        last = sum((n - 1) * s for n, s in zip(value.shape, value.stride()))
+        last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
         return value.data_ptr(), (last + 1) * value.element_size()
     interface = getattr(value, "__array_interface__", None)
     if interface is None:
@@ -38,8 +38,8 @@ def _span(value):
     address = interface["data"][0]
     if value.size == 0:
         return address, 0
-    low = sum((n - 1) * s for n, s in zip(value.shape, value.strides) if s < 0)
-    high = sum((n - 1) * s for n, s in zip(value.shape, value.strides) if s > 0)
+    low = sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True) if s < 0)
+    high = sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True) if s > 0)
     return address + low, high - low + value.itemsize
 
 
@@ -93,14 +93,15 @@ class Module:
     def launch(self, kernel, grid, block, args=(), shared_bytes=0, cluster=(1, 1, 1), memory=(), names=None) -> Report:
         """Runs a kernel to its end and returns the report.
 
-        args: one per parameter: torch CPU tensors and numpy arrays (by address), int, float, bytes (a by-value struct), TensorMap.
+        args: one per parameter: torch CPU tensors and numpy arrays (by address), int, float, bytes (a by-value
+            struct), TensorMap.
         memory: more tensors or arrays the kernel reaches through pointers inside structs.
         """
         slots = self._program.params(kernel)
         if len(args) != len(slots):
             raise LaunchError(f"kernel {kernel}: got {len(args)} arguments, expected {len(slots)}")
         ranges, params = [], bytearray()
-        for k, (value, (name, offset, size, _)) in enumerate(zip(args, slots)):
+        for k, (value, (name, offset, size, _)) in enumerate(zip(args, slots, strict=True)):
             label = names[k] if names else f"argument {k}"
             params.extend(bytes(offset - len(params)))
             params.extend(self._argument(value, size, name, label, ranges))

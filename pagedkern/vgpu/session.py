@@ -16,7 +16,7 @@ class Session:
     """The settings of the launches made while it is open, and their reports.
 
     seed: order of warps and blocks; 0 is the natural one.
-    async_completion: "early" (at once), "late" (at the last legal moment, destinations poisoned until then) or "random".
+    async_completion: "early" (at once), "late" (at the last legal moment, destinations poisoned until then), "random".
     checks: "all", "none" or names out of CHECKS. Bounds and alignment are always checked.
     max_warp_instructions: a launch that runs longer is a fault; 0 for no limit.
     """
