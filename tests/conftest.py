@@ -1,5 +1,10 @@
 """Every test that takes `backend` runs on all of them, or on those named with --backend."""
 
+import os
+
+# Threads that wait must not spin: tests often share their cores. Read when torch starts its threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 
