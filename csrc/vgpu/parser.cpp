@@ -194,7 +194,7 @@ class Parser {
 
   void variable_head(Variable& v) {
     bool aligned = false, typed = false;
-    for (;;) {
+    while (!typed || peek().is(".ptr") || peek().is(".align")) {
       Token t = take();
       if (t.is(".align")) {
         v.align = u32(small_integer(1 << 20));
@@ -206,13 +206,11 @@ class Parser {
             peek().is(".param"))
           take();
         if (accept(".align")) integer();
-        if (typed) return;
       } else if (t.is(".v2") || t.is(".v4")) {
         vector_ = t.is(".v2") ? 2 : 4;
       } else if (u32 bytes = type_bytes(t.text)) {
         v.element_bytes = bytes * std::exchange(vector_, 1);
         if (!aligned) v.align = v.element_bytes;
-        typed = true;
         typed = true;
       } else {
         fail("unsupported " + shown(t) + " in a variable declaration", t);
