@@ -66,6 +66,15 @@ void AsyncEngine::issue(std::unique_ptr<AsyncOperation> op, AsyncGroup group) {
 void AsyncEngine::perform(Live& live, u32 lanes) {
   lanes &= live.op->lanes;
   if (!lanes) return;
+  if (live.group == AsyncGroup::kWgmma) {   // one warp's complete in order: they may share accumulators
+    for (auto& [id, earlier] : live_) {
+      if (&earlier == &live) break;
+      if (earlier.group == AsyncGroup::kWgmma && &earlier.op->warp == &live.op->warp && earlier.op->lanes) {
+        earlier.op->perform(cluster_, earlier.op->lanes);
+        earlier.op->lanes = 0;
+      }
+    }
+  }
   if (!live.op->captured) live.op->capture(cluster_, lanes);
   live.op->perform(cluster_, lanes);
   live.op->lanes &= ~lanes;

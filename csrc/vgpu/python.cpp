@@ -4,11 +4,13 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "vgpu/launch.h"
 #include "vgpu/registry.h"
+#include "vgpu/tma_map.h"
 
 namespace pagedkern::vgpu {
 namespace {
@@ -123,6 +125,31 @@ py::list kernel_params(const Kernel& k) {
   return out;
 }
 
+py::bytes encode_tensor_map(u32 type, u64 address, const std::vector<u64>& dims, const std::vector<u64>& strides,
+                            const std::vector<u32>& box, const std::vector<u32>& element_strides, u32 interleave,
+                            u32 swizzle, u32 l2_promotion, u32 nan_fill) {
+  TensorMap map;
+  map.type = TmaType(std::min(type, 255u));
+  map.rank = u32(dims.size());
+  map.address = address;
+  if (dims.size() > kMaxTensorRank || strides.size() + 1 != dims.size() || box.size() != dims.size() ||
+      element_strides.size() != dims.size()) {
+    throw py::value_error("globalDim, globalStrides, boxDim and elementStrides do not fit together");
+  }
+  std::copy(dims.begin(), dims.end(), map.dims.begin());
+  std::copy(strides.begin(), strides.end(), map.strides.begin());
+  std::copy(box.begin(), box.end(), map.box.begin());
+  std::copy(element_strides.begin(), element_strides.end(), map.element_strides.begin());
+  map.interleave = interleave;
+  map.swizzle = swizzle;
+  map.l2_promotion = l2_promotion;
+  map.nan_fill = nan_fill;
+  if (const std::string problem = tensor_map_problem(map); !problem.empty()) throw py::value_error(problem);
+  u8 bytes[kTensorMapBytes];
+  tensor_map_encode(map, bytes);
+  return py::bytes(reinterpret_cast<const char*>(bytes), kTensorMapBytes);
+}
+
 }  // namespace
 
 void init_python(py::module_& m) {
@@ -163,6 +190,7 @@ void init_python(py::module_& m) {
         return names;
       });
   m.def("launch", &run);
+  m.def("encode_tensor_map", &encode_tensor_map, "The 128 bytes of a tensor map; ValueError names the argument that is wrong.");
   m.def("level", &Registry::level);
   m.def(
       "forms",

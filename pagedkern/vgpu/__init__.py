@@ -15,6 +15,7 @@ from pagedkern.vgpu._core import (
 from pagedkern.vgpu.module import Module, TensorMap, Uninitialized
 from pagedkern.vgpu.report import Report
 from pagedkern.vgpu.session import Session, session
+from pagedkern.vgpu.tensor_map import tensor_map
 
 __all__ = [
     "KernelFault",
@@ -29,4 +30,5 @@ __all__ = [
     "find_form",
     "instruction_forms",
     "session",
+    "tensor_map",
 ]
