@@ -155,8 +155,8 @@ void decode_load_store(DecodeContext& ctx, const Form& form, bool is_load) {
   if (hint) ctx.src(ctx.operand(2), 64);
   const Operand& value = ctx.operand(is_load ? 0 : 1);
   bool vector = value.kind == Operand::Kind::kVector;
-  ctx.require(vector == (shape.count > 1) && (!vector || value.elements.size() == shape.count),
-              "wrong number of registers");
+  size_t given = vector ? value.elements.size() : 1;  // Triton writes { %r1 } for one
+  ctx.require(given == shape.count, "wrong number of registers");
   int least = std::max(16, 8 << type.log2);
   int bits = 0;
   for (u32 k = 0; k < shape.count; ++k) {
