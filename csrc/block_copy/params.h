@@ -25,6 +25,7 @@ struct CopyBlocksParams {
   int64_t mapping_stride_pair;   // elements
   int64_t mapping_stride_side;   // elements
   int64_t num_pairs;
+  bool mapping_on_host;  // host memory, read before the call returns; else memory of the device
 };
 
 }  // namespace pagedkern

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "cache_write/params.h"
+#include "common/status.h"
+
+namespace pagedkern {
+
+// key and value are bfloat16 or float16. `stream` is a cudaStream_t of the current device.
+Status launch_reshape_and_cache(const CacheWriteParams& params, void* stream);
+
+}  // namespace pagedkern
