@@ -43,7 +43,7 @@ def run_command(args: argparse.Namespace) -> int:
         seed=args.seed,
     )  # fmt: skip
     prompts = args.prompt
-    if not args.raw and llm.tokenizer.has_chat_template:
+    if not args.raw and llm.tokenizer.chat_template is not None:
         prompts = [llm.tokenizer.apply_chat_template(_messages(args.system, prompt)) for prompt in prompts]
     printer = StreamPrinter(len(prompts))
     for i, prompt in enumerate(prompts):

@@ -22,12 +22,8 @@ class Tokenizer:
         self.backend = backend
         self.bos_token = bos
         self.eos_token = eos
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._bos_ids = [backend.token_to_id(bos)] if prepend_bos else []
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most."""
@@ -39,7 +35,7 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation. The template writes every special token itself, so none is added."""
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise ValueError("this model has no chat template")
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -47,7 +43,7 @@ class Tokenizer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
-        text = environment.from_string(self._chat_template).render(
+        text = environment.from_string(self.chat_template).render(
             messages=messages, add_generation_prompt=add_generation_prompt, bos_token=self.bos_token or "",
             eos_token=self.eos_token or "",
         )  # fmt: skip

@@ -44,25 +44,27 @@ class LlamaLayer:
 class LlamaModel:
     def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress):
         config = self.config = checkpoint.config
-        expected = tensor_names(config)
+        shapes = tensor_shapes(config)
         # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        check_names(checkpoint.names - tied_head, expected, lambda name: bool(_IGNORED.search(name)))
+        check_names(checkpoint.names - tied_head, set(shapes), lambda name: bool(_IGNORED.search(name)))
         done = 0
 
         def load(name: str) -> torch.Tensor:
             nonlocal done
             done += 1
-            progress(done, len(expected))
-            return checkpoint.tensor(name).to(dtype)
+            progress(done, len(shapes))
+            tensor = checkpoint.tensor(name)
+            if tensor.shape != shapes[name]:
+                raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shapes[name])}")
+            return tensor.to(dtype)
 
         self.embedding = load("model.embed_tokens.weight")
         self.layers = [LlamaLayer(i, config, load) for i in range(config.num_layers)]
         self.norm = load("model.norm.weight")
         self.head = Linear(self.embedding if config.tie_word_embeddings else load("lm_head.weight"))
-        factors = checkpoint.tensor("rope_freqs.weight") if config.rope.type == "factors" else None
+        factors = load("rope_freqs.weight") if config.rope.type == "factors" else None
         self.cos_sin_cache = rope_table(rope_inv_freq(config.rope, factors), max_position)
-        progress(len(expected), len(expected))
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""
@@ -77,18 +79,25 @@ class LlamaModel:
         return self.head(hidden)
 
 
-def tensor_names(config: ModelConfig) -> set[str]:
-    names = {"model.embed_tokens.weight", "model.norm.weight"}
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this model holds, by its Hugging Face name."""
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tie_word_embeddings:
-        names.add("lm_head.weight")
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
     if config.rope.type == "factors":
-        names.add("rope_freqs.weight")
-    parts = {f"self_attn.{x}_proj": config.attention_bias for x in "qkvo"}
-    parts |= {f"mlp.{x}_proj": config.mlp_bias for x in ("gate", "up", "down")}
-    parts |= {"input_layernorm": False, "post_attention_layernorm": False}
+        shapes["rope_freqs.weight"] = (config.rope.rotary_dim // 2,)
+    attention = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
+    attention["o_proj"] = (hidden, q_size)
+    gated = {"gate_proj": (mlp, hidden), "up_proj": (mlp, hidden), "down_proj": (hidden, mlp)}
+    parts = [("self_attn", attention, config.attention_bias), ("mlp", gated, config.mlp_bias)]
     for i in range(config.num_layers):
-        for part, bias in parts.items():
-            names.add(f"model.layers.{i}.{part}.weight")
-            if bias:
-                names.add(f"model.layers.{i}.{part}.bias")
-    return names
+        prefix = f"model.layers.{i}."
+        shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        for part, linears, bias in parts:
+            for name, shape in linears.items():
+                shapes[f"{prefix}{part}.{name}.weight"] = shape
+                if bias:
+                    shapes[f"{prefix}{part}.{name}.bias"] = shape[:1]
+    return shapes

@@ -1,0 +1,206 @@
+"""Random Llama checkpoints against transformers: logits to 1e-4 in float32 over every variant of the family."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_min import SamplingParams
+from engine_min.config import RopeConfig, model_config_from_hf
+from engine_min.layers import rope_inv_freq
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+VARIANTS = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "head_dim": {"head_dim": 32},  # 4 x 32 is not the hidden size of 64
+    "multi_head": {"num_key_value_heads": 4},
+    "multi_query": {"num_key_value_heads": 1},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "llama3": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0} | LLAMA3},
+}
+PROMPTS = [[(i * 37 + j * 11) % 256 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 150))]
+
+
+def check_logits(llm, tap, model, budget_note=""):
+    rows = tap(llm).rows
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params)
+    with torch.inference_mode():
+        for output in outputs:
+            tokens = output.prompt_token_ids + output.outputs[0].token_ids
+            logits = model(torch.tensor([tokens])).logits[0]
+            for length in range(len(output.prompt_token_ids), len(tokens)):
+                torch.testing.assert_close(
+                    rows[output.request_id, length], logits[length - 1], atol=1e-4, rtol=0, msg=lambda m: m + budget_note
+                )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits(make_llama, make_llm, tap, variant):
+    path, model = make_llama(**VARIANTS[variant])
+    check_logits(make_llm(path), tap, model)
+
+
+@pytest.mark.parametrize("budget", (16, 17, 100, 1024))
+@pytest.mark.parametrize("block_size", (1, 5, 16, 64))
+def test_chunks_and_block_sizes_leave_the_logits_alone(make_llama, make_llm, tap, budget, block_size):
+    path, model = make_llama()
+    llm = make_llm(path, max_num_batched_tokens=budget, block_size=block_size, num_blocks=512)
+    check_logits(llm, tap, model, f" at budget {budget}, block size {block_size}")
+
+
+def test_sharded_checkpoint(make_llama, make_llm, tap):
+    path, model = make_llama(shard_size="40KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+    check_logits(make_llm(path), tap, model)
+    next(iter(path.glob("model-00002-*"))).unlink()
+    with pytest.raises(FileNotFoundError, match="model-00002"):
+        make_llm(path)
+
+
+def test_bfloat16_is_near_float32(make_llama, make_llm, tap):
+    path, _ = make_llama()
+    rows = {}
+    for dtype in ("float32", "bfloat16"):
+        llm = make_llm(path, dtype=dtype)
+        rows[dtype] = tap(llm).rows
+        llm.generate(PROMPTS, SamplingParams(max_tokens=1, temperature=0))
+    for key, row in rows["float32"].items():
+        error = (rows["bfloat16"][key].float() - row).norm() / row.norm()
+        assert 0 < error < 0.02
+
+
+# ---- Rope settings as checkpoints spell them (field cases 45 to 47).
+
+
+def config_with(path: Path, **changes):
+    config = json.loads((path / "config.json").read_text())
+    for key in ("rope_parameters", "rope_theta", "rope_scaling"):
+        config.pop(key, None)
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return model_config_from_hf(path)
+
+
+@pytest.mark.parametrize(
+    "spelling, expected_type",
+    [
+        ({}, "default"),
+        ({"rope_scaling": None}, "default"),
+        ({"rope_scaling": {"type": "default"}}, "default"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, "llama3"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}}, "llama3"),
+    ],
+)
+def test_rope_spellings(make_llama, spelling, expected_type):
+    path, _ = make_llama()
+    rope = config_with(path, rope_theta=5e5, **spelling).rope
+    assert (rope.type, rope.theta, rope.rotary_dim) == (expected_type, 5e5, 16)
+    assert rope.factor == {"default": 1.0, "linear": 2.0, "llama3": 8.0}[expected_type]
+
+
+def test_rope_errors(make_llama):
+    path, _ = make_llama()
+    with pytest.raises(ValueError, match="rope type 'spiral' is not supported"):
+        config_with(path, rope_scaling={"type": "spiral", "factor": 2.0})
+    with pytest.raises(ValueError, match="'llama3' lacks low_freq_factor, high_freq_factor"):
+        config_with(path, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+
+
+@pytest.mark.parametrize("factor", (8.0, 32.0))
+def test_llama3_frequencies(factor):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
+    scaling |= {"factor": factor, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(head_dim=128, max_position_embeddings=131072, rope_parameters=scaling)
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    ours = rope_inv_freq(RopeConfig(5e5, 128, "llama3", factor, 1.0, 4.0, 8192))
+    assert attention_factor == 1.0
+    torch.testing.assert_close(ours, expected, atol=0, rtol=1e-6)
+
+
+def test_partial_rotary_keeps_the_frequencies_of_its_own_width(make_llama):
+    path, _ = make_llama(head_dim=64)
+    rope = config_with(path, rope_theta=1e4, partial_rotary_factor=0.25).rope
+    assert rope.rotary_dim == 16
+    torch.testing.assert_close(rope_inv_freq(rope)[1], torch.tensor(1e4 ** (-2 / 16)))
+
+
+# ---- Names: what is missing or too much is an error that says so (field cases 43 and 44).
+
+
+def edit(path: Path, drop=(), add=()):
+    tensors = load_file(path / "model.safetensors")
+    for name in drop:
+        del tensors[name]
+    tensors |= {name: tensor for name, tensor in add}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.bias", "model.norm.weight"],
+)
+def test_missing_tensor_is_named(make_llama, make_llm, name):
+    path, _ = make_llama(attention_bias=True)
+    edit(path, drop=[name, "model.layers.0.mlp.up_proj.weight"])
+    with pytest.raises(ValueError, match="missing .*") as error:
+        make_llm(path)
+    assert name in str(error.value) and "model.layers.0.mlp.up_proj.weight" in str(error.value)
+
+
+def test_unexpected_tensor_is_named(make_llama, make_llm):
+    path, _ = make_llama()
+    edit(path, add=[("model.layers.0.self_attn.q_norm.weight", torch.ones(16))])
+    with pytest.raises(ValueError, match="unexpected model.layers.0.self_attn.q_norm.weight"):
+        make_llm(path)
+
+
+def test_rotary_buffers_of_old_checkpoints_are_ignored(make_llama, make_llm, tap):
+    path, model = make_llama()
+    edit(path, add=[("model.layers.0.self_attn.rotary_emb.inv_freq", torch.full((8,), 9.0))])
+    check_logits(make_llm(path), tap, model)
+
+
+def test_tied_model_ignores_a_head_of_its_own(make_llama, make_llm, tap):
+    path, model = make_llama(tie_word_embeddings=True)
+    edit(path, add=[("lm_head.weight", torch.zeros(288, 64))])
+    check_logits(make_llm(path), tap, model)
+
+
+def test_untied_model_without_head_is_an_error(make_llama, make_llm):
+    path, _ = make_llama()
+    edit(path, drop=["lm_head.weight"])
+    with pytest.raises(ValueError, match="missing lm_head.weight"):
+        make_llm(path)
+    config = json.loads((path / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)  # not said: the family's default is untied
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="missing lm_head.weight"):
+        make_llm(path)
+
+
+def test_wrong_shape_is_named(make_llama, make_llm):
+    path, _ = make_llama()
+    edit(path, drop=["model.layers.0.mlp.down_proj.weight"], add=[("model.layers.0.mlp.down_proj.weight", torch.ones(64, 95))])
+    with pytest.raises(ValueError, match=r"model.layers.0.mlp.down_proj.weight is \[64, 95\], expected \[64, 96\]"):
+        make_llm(path)
+
+
+def test_unknown_models_are_refused(make_llama, make_llm, tmp_path):
+    path, _ = make_llama()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["OtherForCausalLM"]}))
+    with pytest.raises(ValueError, match="'OtherForCausalLM' is not supported, expected one of LlamaForCausalLM"):
+        make_llm(path)
+    with pytest.raises(FileNotFoundError, match="neither a directory with a config.json nor a .gguf file"):
+        make_llm(tmp_path / "nowhere")
