@@ -22,6 +22,9 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
+    if "random_seed" in metafunc.fixturenames:
+        seeds = range(metafunc.config.getoption("--random-cases"))
+        metafunc.parametrize("random_seed", seeds, ids=[f"seed_{seed}" for seed in seeds])
     if "backend" not in metafunc.fixturenames:
         return
     names = metafunc.config.getoption("--backend") or [backend.name for backend in BACKENDS]
