@@ -78,17 +78,16 @@ static PAGEDKERN_HOST_DEVICE uint8_t encode_fp8(float x) {
 // Exact for all 256 codes; e4m3 has NaN at 0x7F and 0xFF and no infinity, e5m2 both as IEEE has them.
 template <class Format>
 static PAGEDKERN_HOST_DEVICE float decode_fp8(uint8_t code) {
+  constexpr bool kIeee = Format::kBias == E5M2::kBias;
   constexpr int kShift = 23 - Format::kMantissaBits;
-  constexpr uint32_t kInfCode = Format::kBias == E5M2::kBias ? 0x7Cu : 0x7Fu;
   const uint32_t magnitude = code & 0x7Fu;
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   const uint32_t normal = (magnitude << kShift) + (static_cast<uint32_t>(127 - Format::kBias) << 23);
   const uint32_t subnormal =
       float_to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * Format::kSubnormalStep);
+  if (!kIeee && magnitude == 0x7Fu) return bits_to_float(0x7FC00000u);
   uint32_t bits = magnitude < (1u << Format::kMantissaBits) ? subnormal : normal;
-  if (magnitude >= kInfCode) {
-    bits = Format::kBias == E5M2::kBias && magnitude == kInfCode ? 0x7F800000u : 0x7FC00000u;
-  }
+  if (kIeee && magnitude >= 0x7Cu) bits = 0x7F800000u | (magnitude << kShift) | (magnitude > 0x7Cu ? 0x00400000u : 0u);
   return bits_to_float(bits | sign);
 }
 
