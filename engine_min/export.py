@@ -1,6 +1,6 @@
 """Writes a checkpoint as a Hugging Face directory, so that other engines can load the very same (dequantised) weights.
 
-    python -m engine_min.export model.gguf directory --dtype float32
+python -m engine_min.export model.gguf directory --dtype float32
 """
 
 from __future__ import annotations

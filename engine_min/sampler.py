@@ -16,7 +16,7 @@ def uniform(seed: int, position: int) -> float:
     So neither preemption nor the rest of the batch can change what a request draws.
     """
     state = seed & _MASK
-    for word in (position, 0):
+    for word in (0, position):  # the seed is mixed first, or seed 1, position 2 would be seed 2, position 1
         state = (state + word + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -81,7 +81,7 @@ def _from_gguf(metadata: dict) -> Tokenizer:
     if kind != "gpt2":
         raise ValueError(f"GGUF tokenizer {kind!r} is not supported, expected 'gpt2' (byte level BPE)")
     tokens = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
     vocab = {token: i for i, token in enumerate(tokens)}
     # Llama 3 takes a whole word that is a token as it is, without merging its way there.
     backend = BackendTokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split == "llama-bpe"))

@@ -26,6 +26,16 @@ def token_ids_of(text: str) -> list[int]:
     return byte_tokenizer().encode(text).ids
 
 
+@pytest.fixture(autouse=True)
+def _one_thread_for_small_models(request):
+    """Threads that wait for each other cost more than they bring on matrices of 64 by 64."""
+    threads = torch.get_num_threads()
+    if request.module.__name__ != "test_demo_model":
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def make_llama(tmp_path):
     """Writes a random Llama checkpoint and returns (its directory, the transformers model)."""

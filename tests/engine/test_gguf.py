@@ -1,0 +1,134 @@
+"""GGUF files: blocks to floats, metadata to a config, permuted q and k rows back to halves."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import BYTES, EOS
+from gguf import GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize
+
+from engine_min import SamplingParams
+from engine_min.gguf_file import GGUFFile, dequantize
+from engine_min.loader import open_checkpoint
+
+Q = GGMLQuantizationType
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K])
+def test_blocks_equal_the_packages_own(kind):
+    """Random bits, so that every nibble, sign and scale occurs; bit for bit, NaN scales included."""
+    block_bytes = GGML_QUANT_SIZES[kind][1]
+    raw = np.random.default_rng(3).integers(0, 256, size=(500, block_bytes), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, on NaN and overflow
+        expected = torch.from_numpy(gguf_dequantize(raw, kind)).flatten()
+        values = dequantize(torch.from_numpy(raw).flatten(), kind).flatten()
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind, dtype", [(Q.F32, torch.float32), (Q.F16, torch.float16), (Q.BF16, torch.bfloat16)])
+def test_plain_floats_keep_their_bits(kind, dtype):
+    values = torch.randn(64).to(dtype)
+    assert torch.equal(dequantize(values.view(torch.uint8), kind), values)
+
+
+def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """The order of q and k rows in a GGUF file: the two halves of a head interleaved."""
+    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, kind=None, extra=()):
+    config = model.config
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*BYTES, "<s>", "</s>"])
+    writer.add_token_types([1] * 256 + [3, 3])
+    writer.add_token_merges([])
+    writer.add_eos_token_id(EOS)
+    names = {"model.embed_tokens.": "token_embd.", "model.norm.": "output_norm.", "lm_head.": "output."}
+    names |= {"model.layers.": "blk.", "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_"}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "_proj": ""}
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy()
+        for heads, part in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):
+            if part in name:
+                values = permute(values, heads)
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if kind is not None and values.ndim == 2:
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    for name, values in extra:
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_same_model_as_the_directory_it_was_made_from(make_llama, make_llm, tap, tmp_path):
+    path, model = make_llama(rms_norm_eps=2.0**-20)  # the file holds it in float32
+    gguf = write_gguf(tmp_path / "model.gguf", model)
+    config, expected = open_checkpoint(str(gguf)).config, open_checkpoint(str(path)).config
+    unused = {"original_max_position": expected.rope.original_max_position}
+    assert replace(config, rope=replace(config.rope, **unused)) == expected
+    rows, tokens = [], []
+    for source in (path, gguf):
+        llm = make_llm(source)
+        rows.append(tap(llm).rows)
+        outputs = llm.generate(["Sea and land.", "A🙂"], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+        tokens.append([(output.prompt_token_ids, output.outputs[0].token_ids) for output in outputs])
+    assert tokens[0] == tokens[1]
+    for key, row in rows[0].items():
+        torch.testing.assert_close(rows[1][key], row, atol=0, rtol=0)
+
+
+def test_quantised_file_gives_the_dequantised_weights(make_llama, make_llm, tap, tmp_path):
+    _, model = make_llama(tie_word_embeddings=True)
+    del model.lm_head
+    gguf = write_gguf(tmp_path / "model.gguf", model, kind=Q.Q4_1)
+    checkpoint = open_checkpoint(str(gguf))
+    assert checkpoint.config.tie_word_embeddings
+    weight = model.model.layers[1].self_attn.q_proj.weight.detach().numpy()
+    expected = gguf_dequantize(quantize(weight, Q.Q4_1), Q.Q4_1)  # rows are quantised one by one: the order is free
+    assert torch.equal(checkpoint.tensor("model.layers.1.self_attn.q_proj.weight"), torch.from_numpy(expected))
+    assert len(make_llm(gguf).generate("x", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_rope_factors_of_the_file_divide_the_frequencies(make_llama, make_llm, tap, tmp_path):
+    _, model = make_llama()
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    llm = make_llm(write_gguf(tmp_path / "model.gguf", model, extra=[("rope_freqs.weight", factors)]))
+    angle = 100.0 / (10000.0 ** (2 / 16)) / factors[1]
+    torch.testing.assert_close(llm.runner.model.cos_sin_cache[100, 1], torch.tensor(np.cos(angle)), atol=1e-5, rtol=0)
+
+
+def test_unexpected_tensor_is_named(make_llama, make_llm, tmp_path):
+    _, model = make_llama()
+    gguf = write_gguf(tmp_path / "model.gguf", model, extra=[("blk.0.attn_q_norm.weight", np.ones(16, np.float32))])
+    with pytest.raises(ValueError, match="unexpected blk.0.attn_q_norm.weight"):
+        make_llm(gguf)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(ValueError, match="is not a GGUF file"):
+        GGUFFile(path)

@@ -1,0 +1,124 @@
+"""From logits to tokens: edges of every parameter, independence of rows, and draws keyed by seed and position."""
+
+import math
+
+import pytest
+import torch
+
+from engine_min import SamplingParams
+from engine_min.request import Request
+from engine_min.sampler import NUM_CANDIDATES, sample, uniform
+
+
+def request(seed=0, position=3, **params):
+    return Request("r", [1], SamplingParams(**params), seed, frozenset(), None, tokens=[0] * position)
+
+
+def draws(logits, count=400, **params):
+    rows = logits.expand(count, -1)
+    return sample(rows, [request(seed=seed, **params) for seed in range(count)])
+
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, -math.inf, 2.5, -60000.0])
+
+
+@pytest.mark.parametrize("scale", (1.0, 60000.0))
+@pytest.mark.parametrize("temperature", (0.0, 1e-6, 1e-4))
+def test_tiny_temperatures_are_argmax(temperature, scale):
+    assert set(draws(LOGITS * scale, 20, temperature=temperature)) == {1}
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.0}, {"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}])
+def test_filters_down_to_the_best(params):
+    assert set(draws(LOGITS, 50, **params)) == {1}
+
+
+@pytest.mark.parametrize(
+    "params, allowed",
+    [
+        ({}, {0, 1, 2, 4}),
+        ({"top_k": 0}, {0, 1, 2, 4}),
+        ({"top_k": -1}, {0, 1, 2, 4}),
+        ({"top_k": 1000}, {0, 1, 2, 4}),
+        ({"top_k": 2}, {1, 4}),
+        ({"top_p": 0.5}, {1, 4}),  # shares .46, .28, .17, .06
+        ({"top_p": 0.45}, {1}),
+        ({"min_p": 0.5}, {1, 4}),  # e^-.5 = .61 of the best, e^-1 = .37
+        ({"top_k": 3, "top_p": 0.8}, {1, 4}),  # of the three left .51, .31, .19
+        ({"top_k": 3, "top_p": 0.83}, {1, 2, 4}),
+    ],
+)
+def test_what_may_be_drawn_is_drawn(params, allowed):
+    assert set(draws(LOGITS, **params)) == allowed
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"temperature": 2.0}])
+def test_frequencies(params):
+    temperature = params.get("temperature", 1.0)
+    expected = (LOGITS / temperature).softmax(0)
+    counts = torch.bincount(torch.tensor(draws(LOGITS, 20000, **params)), minlength=6) / 20000
+    torch.testing.assert_close(counts, expected, atol=0.015, rtol=0)
+
+
+def test_rows_do_not_see_each_other():
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(12, 3000, generator=generator)
+    settings = [{}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": NUM_CANDIDATES + 9}]
+    settings += [
+        {"min_p": 0.2},
+        {"temperature": 3.0, "top_p": 0.9},
+        {"top_k": 5000},
+        {"temperature": 1e-6},
+        {"min_p": 1e-9},
+        {},
+    ]
+    requests = [request(seed=i, **params) for i, params in enumerate(settings)]
+    together = sample(logits, requests)
+    assert together == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(12)]
+    assert together == sample(logits.flip(0), requests[::-1])[::-1]
+
+
+def test_flat_rows_need_more_than_the_candidates():
+    """Every token alike: top-p 0.5 must keep about half of 4096, far more than are sorted at first."""
+    tokens = set(draws(torch.zeros(4096), 2000, top_p=0.5))
+    assert len(tokens) > NUM_CANDIDATES
+    assert len(set(draws(torch.zeros(4096), 2000, top_k=1024))) > NUM_CANDIDATES
+
+
+def test_rows_without_a_finite_maximum_are_reported():
+    nan, masked = torch.full((6,), math.nan), torch.full((6,), -math.inf)
+    one_nan = LOGITS.clone()
+    one_nan[3] = math.nan
+    logits = torch.stack([nan, LOGITS, masked, one_nan])
+    for temperature in (0.0, 1.0):
+        tokens = sample(logits, [request(temperature=temperature, top_k=1) for _ in range(4)])
+        assert tokens == [None, 1, None, None]
+
+
+def test_uniform_depends_on_seed_and_position_only():
+    values = torch.tensor(
+        [[uniform(seed, position) for position in range(100)] for seed in range(100)], dtype=torch.float64
+    )
+    assert values.unique().numel() == 10000
+    assert 0 <= values.min() and values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.01
+    for rows in (values, values.T):  # neither neighbouring seeds nor neighbouring positions go together
+        correlation = torch.corrcoef(rows[:2])[0, 1]
+        assert abs(correlation) < 0.35
+    assert uniform(-1, 0) == uniform(2**64 - 1, 0)
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_bad_parameters(params, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**params)

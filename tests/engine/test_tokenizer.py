@@ -1,0 +1,80 @@
+"""Text to ids and back: byte level BPE from a GGUF file, the chat template, streaming without broken characters."""
+
+import pytest
+from conftest import byte_tokenizer, token_ids_of
+
+from engine_min.gguf_file import GGUFFile
+from engine_min.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def smollm(demo_gguf):
+    return load_tokenizer(demo_gguf, GGUFFile(demo_gguf).metadata)
+
+
+def test_words_digits_and_special_tokens(smollm):
+    tokens = [smollm.backend.id_to_token(i) for i in smollm.encode("Hello world, it's 1234!\n<|im_end|>")]
+    assert tokens == ["Hello", "Ġworld", ",", "Ġit", "'s", "Ġ", "1", "2", "3", "4", "!", "Ċ", "<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "  two  spaces ", "a🙂世ď", "\n\n\tx", "naïve café — “quoted”", "日本語のテキスト"]
+)
+def test_round_trip(smollm, text):
+    assert smollm.decode(smollm.encode(text)) == text
+
+
+def test_chat_template(smollm):
+    token_ids = smollm.apply_chat_template([{"role": "user", "content": "Hi <|im_end|> there"}])
+    text = smollm.backend.decode(token_ids, skip_special_tokens=False)
+    system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    assert text == system + "<|im_start|>user\nHi <|im_end|> there<|im_end|>\n<|im_start|>assistant\n"
+    own = smollm.apply_chat_template([{"role": "system", "content": "Be brief."}], add_generation_prompt=False)
+    assert smollm.backend.decode(own, skip_special_tokens=False) == "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+def test_template_errors_and_absence():
+    refusing = Tokenizer(byte_tokenizer(), "{{ raise_exception('no system role') }}", "<s>", "</s>")
+    with pytest.raises(ValueError, match="no system role"):
+        refusing.apply_chat_template([])
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer(byte_tokenizer(), None, "<s>", "</s>").apply_chat_template([])
+
+
+def test_one_beginning_token_either_way():
+    """Field case 56: the template writes it, plain text gets it, never both."""
+    tokenizer = Tokenizer(byte_tokenizer(), "{{ bos_token }}{{ messages[0].content }}", "<s>", "</s>", prepend_bos=True)
+    expected = tokenizer.encode("hey")
+    assert expected[0] == 256 and expected.count(256) == 1
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hey"}]) == expected
+
+
+# ---- Streaming (field case 50).
+
+
+@pytest.fixture
+def stream():
+    return StreamDecoder(Tokenizer(byte_tokenizer(), None, None, None))
+
+
+@pytest.mark.parametrize("text", ["a🙂世ď", "A 世", "plain", "🙂🙂", "é", "  a  b "])
+def test_deltas_join_to_the_text_without_replacement_characters(stream, text):
+    deltas = [stream.push(token) for token in token_ids_of(text)] + [stream.flush()]
+    assert "".join(deltas) == text
+    assert all(len(delta) <= 2 for delta in deltas)  # given out as they complete, not at the end
+    assert deltas[-1] == ""
+
+
+def test_cut_off_character_comes_out_once(stream):
+    deltas = [stream.push(token) for token in token_ids_of("a🙂")[:-1]] + [stream.flush()]
+    assert deltas[0] == "a" and "".join(deltas) in ("a", "a\ufffd")
+
+
+def test_lone_continuation_byte_does_not_hold_the_rest_back(stream):
+    lone = byte_tokenizer().token_to_id("Ģ")  # byte 0x80
+    deltas = [stream.push(token) for token in [*token_ids_of("a"), lone, *token_ids_of("bc")]]
+    assert "".join(deltas) == "a\ufffdbc"
+
+
+def test_special_tokens_leave_no_text(stream):
+    assert [stream.push(token) for token in [256, *token_ids_of("x"), 257, *token_ids_of("y")]] == ["", "x", "", "y"]
