@@ -202,6 +202,14 @@ void Warp::resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, 
     }
   }
   const LaunchOptions& options = launch->options;
+  if (!block->cluster.async.idle() && options.check_async) {
+    for (u32 m = mask; m; m &= m - 1) {
+      u32 lane = u32(std::countr_zero(m));
+      u32 offset;
+      Block& target = shared_target(lane, addresses[lane], bytes, &offset);
+      block->cluster.async.check_shared(*this, lane, target, offset, bytes, writes(access));
+    }
+  }
   for (u32 m = mask; m; m &= m - 1) {
     u32 lane = u32(std::countr_zero(m));
     Block& target = own ? *block
@@ -224,14 +232,6 @@ void Warp::resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, 
                   ": no barrier orders them",
               1u << lane);
       }
-    }
-  }
-  if (!block->cluster.async.idle() && options.check_async) {
-    for (u32 m = mask; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      u32 offset;
-      Block& target = shared_target(lane, addresses[lane], bytes, &offset);
-      block->cluster.async.check_shared(*this, lane, target, offset, bytes, writes(access));
     }
   }
   if (!options.counters) return;

@@ -50,6 +50,14 @@ def order(mode, seed):
         yield opened
 
 
+def aligned(shape, dtype=np.uint8):
+    """Zeros that start on a 128-byte boundary."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    room = np.zeros(size + 128, np.uint8)
+    start = -room.__array_interface__["data"][0] % 128
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
 def random_matrix(rng, kind, shape):
     """Values of the type, as float64."""
     if kind == "s8":
