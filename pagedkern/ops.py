@@ -9,9 +9,9 @@ it), `head_dim` any multiple of 8 up to 256, `num_blocks` pages of `block_size` 
 Dtypes: q, k, v and out are bfloat16 or float16, on the CPU float32 too. A cache has their dtype, or is float8_e4m3fn or
 float8_e5m2. Index tensors are int32 where not said otherwise.
 
-Layouts: a cache is `[num_blocks, block_size, num_kv_heads, head_dim]` with any block, token and head strides and a
-contiguous last dimension; NHD, HND, `[N, 2, ...]` and K beside V are all only strides (`pagedkern.kv_layout`).
-query, key, value and out may have any token and head strides.
+Layouts: a cache (`key_cache`, `value_cache`) is `[num_blocks, block_size, num_kv_heads, head_dim]` with any block, token
+and head strides and a contiguous last dimension; NHD, HND, `[N, 2, ...]` and K beside V are all only strides
+(`pagedkern.kv_layout`). query, key, value and out may have any token and head strides.
 
 Scales (`k_scale`, `v_scale`) belong to FP8 caches: float32 on the cache's device, `[]` or `[1]` for the tensor,
 `[num_kv_heads]` per head, `[num_blocks, block_size, num_kv_heads]` per token and head; `stored = saturate(x / scale)`,
@@ -66,7 +66,7 @@ def reshape_and_cache_dynamic(
     key_cache, value_cache: float8_e4m3fn or float8_e5m2, written in place.
     k_scale, v_scale: float32 `[num_blocks, block_size, num_kv_heads]`, any strides, written in place:
         max(amax, 1e-10) / fp8_max over the finite elements of the head's row. The other ops take them as they are.
-    The rest is as in `reshape_and_cache`.
+    slot_mapping and the rest are as in `reshape_and_cache`.
     """
     _ops.reshape_and_cache_dynamic.default(key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping)
 

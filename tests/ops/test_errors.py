@@ -7,7 +7,7 @@ import re
 import op_args
 import pytest
 import torch
-from op_args import BF16, BLOCK_SIZE, BLOCKS, DIM, E4M3, HEADS, KV_HEADS, MAKERS, TOKENS, cache, int32, rows
+from op_args import BF16, BLOCK_SIZE, BLOCKS, DIM, E4M3, HEADS, KV_HEADS, MAKERS, cache, int32, rows
 
 FP16, FP32, FP64 = torch.float16, torch.float32, torch.float64
 CACHE_OPS = ("reshape_and_cache", "rope_reshape_and_cache", "paged_attention", "gather_cache")
@@ -22,8 +22,13 @@ def wrong(op, argument, change, got, expected):
 
 
 def put(**values):
-    """Replaces arguments; a callable makes the new value from the arguments."""
-    return lambda args: args.update({k: v(args) if callable(v) else v for k, v in values.items()})
+    """Replaces arguments one by one; a callable makes the new value from the arguments."""
+
+    def change(args):
+        for name, value in values.items():
+            args[name] = value(args) if callable(value) else value
+
+    return change
 
 
 def transposed(name):
