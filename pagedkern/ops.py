@@ -9,8 +9,8 @@ it), `head_dim` any multiple of 8 up to 256, `num_blocks` pages of `block_size` 
 Dtypes: q, k, v and out are bfloat16 or float16, on the CPU float32 too. A cache has their dtype, or is float8_e4m3fn or
 float8_e5m2. Index tensors are int32 where not said otherwise.
 
-Layouts: a cache (`key_cache`, `value_cache`) is `[num_blocks, block_size, num_kv_heads, head_dim]` with any block, token
-and head strides and a contiguous last dimension; NHD, HND, `[N, 2, ...]` and K beside V are all only strides
+Layouts: a cache (`key_cache`, `value_cache`) is `[num_blocks, block_size, num_kv_heads, head_dim]` with any block,
+token and head strides and a contiguous last dimension; NHD, HND, `[N, 2, ...]` and K beside V are all only strides
 (`pagedkern.kv_layout`). query, key, value and out may have any token and head strides.
 
 Scales (`k_scale`, `v_scale`) belong to FP8 caches: float32 on the cache's device, `[]` or `[1]` for the tensor,

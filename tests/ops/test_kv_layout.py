@@ -6,7 +6,7 @@ import torch
 from pagedkern import kv_layout
 
 N, S, H, D = 3, 4, 2, 8
-# Where the element (block, token, head, dim) of K and of V lies, from the start of the memory they share (or of their own).
+# Where the element (block, token, head, dim) of K and of V lies, from the start of their memory, shared or their own.
 PLACES = {
     "NHD": lambda n, s, h, d, v: ((n * S + s) * H + h) * D + d,
     "HND": lambda n, s, h, d, v: ((n * H + h) * S + s) * D + d,
