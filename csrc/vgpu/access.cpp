@@ -226,11 +226,12 @@ void Warp::resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, 
     if (!strong(access) && options.check_races && target.shadow.races()) {
       RaceReport race = target.shadow.access(offsets[lane], bytes, writes(access), actor, knowledge.seen);
       if (race.found) {
-        fault("race",
-              std::string(verb(access)) + " at shared address " + hex(race.offset + kSharedBase) + " races with a " +
-                  (race.other_writes ? "write" : "read") + " by " + block->cluster.actor_name(epoch_actor(race.other)) +
-                  ": no barrier orders them",
-              1u << lane);
+        const std::string text = std::string(verb(access)) + " at shared address " + hex(race.offset + kSharedBase) +
+                                 " races with a " + (race.other_writes ? "write" : "read") + " by " +
+                                 block->cluster.actor_name(epoch_actor(race.other)) + ": no barrier orders them";
+        if (!same_value || !race.other_writes) fault("race", text, 1u << lane);
+        same_value->lanes |= 1u << lane;
+        same_value->conflict = text;
       }
     }
   }

@@ -112,9 +112,7 @@ void run_wait(Warp& warp, const Inst& inst, u32 mask) {
     const Mbarrier bar = mbarrier_load(warp, warp.pc - 1, lane, spot, &record);
     bool parity;
     if (inst.imm & kParity) {
-      const u32 value = warp.lanes<u32>(inst.op[1])[lane];
-      if (value > 1) warp.fault("invalid", "the phase parity " + std::to_string(value) + " is neither 0 nor 1", 1u << lane);
-      parity = value;
+      parity = warp.lanes<u32>(inst.op[1])[lane] & 1;  // compilers pass -1 for 1
     } else {
       parity = Mbarrier::state_parity(warp.lanes<u64>(inst.op[1])[lane]);
     }

@@ -100,6 +100,7 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
   hold_ = 0;
   diverged_since_ = 0;
   last_allocation_ = nullptr;
+  same_value = nullptr;
   for (auto& counts : async_groups) counts.fill(0);
   if (k.local_bytes) {
     local_.assign(size_t(k.local_bytes) * kLanes, 0xCD);

@@ -34,6 +34,13 @@ struct WorkerContext {
   u64 budget = 0;             // warp instructions left, when limited
 };
 
+// Writes of the value that already lies there are no race, whoever wrote it: a store hands this to resolve(), which leaves
+// its conflicts with other writes here, and compares before it stores.
+struct SameValue {
+  u32 lanes = 0;
+  std::string conflict;
+};
+
 enum class WarpState : u8 { kReady, kBlocked, kPolling, kDone };
 // Strong accesses (volatile, relaxed, acquire, release, atomics) do not race.
 enum class Access : u8 { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
@@ -66,6 +73,7 @@ class Warp {
   u32 actor = 0;            // in the cluster: its entry in vector clocks
   std::string waiting_for;  // for deadlock reports, set with state
   Knowledge knowledge;
+  SameValue* same_value = nullptr;   // of the running store
   std::array<std::array<u32, kLanes>, 3> async_groups{};  // committed groups by AsyncGroup and lane (AsyncEngine)
 
   template <class T>

@@ -112,6 +112,20 @@ void store_element(const R* s, u8* const* p, u32 offset, u32 mask, u32 log2) {
   }
 }
 
+void require_same_values(Warp& w, const Shape& s, const i32* regs, u8* const* pointers, const SameValue& same) {
+  for (u32 m = same.lanes; m; m &= m - 1) {
+    const u32 lane = u32(std::countr_zero(m));
+    for (u32 k = 0; k < s.count; ++k) {
+      const u8* value = s.register_bits == 16   ? reinterpret_cast<const u8*>(w.lanes<u16>(regs[k]) + lane)
+                        : s.register_bits == 32 ? reinterpret_cast<const u8*>(w.lanes<u32>(regs[k]) + lane)
+                                                : reinterpret_cast<const u8*>(w.lanes<u64>(regs[k]) + lane);
+      if (std::memcmp(pointers[lane] + (k << s.element_log2), value, size_t(1) << s.element_log2)) {
+        w.fault("race", same.conflict, 1u << lane);
+      }
+    }
+  }
+}
+
 void store(Warp& w, const Inst& inst, u32 mask) {
   const Shape s = unpack(inst.aux);
   u64 addresses[kLanes];
@@ -119,8 +133,12 @@ void store(Warp& w, const Inst& inst, u32 mask) {
   memory_addresses(w, inst, mask, addresses);
   u32 bytes = s.count << s.element_log2;
   Access access = memory_strong(inst) ? Access::kStrongWrite : Access::kWrite;
-  w.resolve(memory_space(inst), addresses, mask, bytes, bytes, access, pointers);
   const i32* regs = &w.kernel().pool[inst.ext];
+  SameValue same;
+  w.same_value = access == Access::kWrite ? &same : nullptr;
+  w.resolve(memory_space(inst), addresses, mask, bytes, bytes, access, pointers);
+  w.same_value = nullptr;
+  if (same.lanes) require_same_values(w, s, regs, pointers, same);
   for (u32 k = 0; k < s.count; ++k) {
     u32 offset = k << s.element_log2;
     if (s.register_bits == 16)
