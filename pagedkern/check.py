@@ -1,9 +1,6 @@
 """Check mode: rule 9 of the op contract, switched at run time."""
 
-import ctypes
-from pathlib import Path
-
-_library = ctypes.CDLL(str(Path(__file__).with_name("libpagedkern_ops.so")))
+from ._library import LIBRARY
 
 
 class check_mode:
@@ -20,15 +17,15 @@ class check_mode:
     """
 
     def __init__(self, enabled: bool):
-        self._former = bool(_library.pagedkern_check_mode(int(bool(enabled))))
+        self._former = bool(LIBRARY.pagedkern_check_mode(int(bool(enabled))))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        _library.pagedkern_check_mode(int(self._former))
+        LIBRARY.pagedkern_check_mode(int(self._former))
 
 
 def is_check_mode() -> bool:
     """Whether check mode is on."""
-    return bool(_library.pagedkern_check_mode(-1))
+    return bool(LIBRARY.pagedkern_check_mode(-1))

@@ -2,6 +2,8 @@
 
 import torch
 
+from ._library import NAMESPACE
+
 # Every op that returns nothing, and the argument whose device the others must share. Their fakes have nothing to
 # compute: the schema's mutation marks say all. `paged_attention_workspace_size` takes numbers only and runs as it is.
 _DEVICE_OF = {
@@ -37,4 +39,4 @@ def register_fakes(namespace):
         torch.library.register_fake(f"{namespace}::{name}", fake)
 
 
-register_fakes("pagedkern")
+register_fakes(NAMESPACE)

@@ -1,21 +1,20 @@
 """PAGEDKERN_LOG=1: the configuration each op call runs with, one line to stderr, once per shape."""
 
-import ctypes
 import sys
-from pathlib import Path
 
-_library = ctypes.CDLL(str(Path(__file__).with_name("libpagedkern_ops.so")))
+from ._library import LIBRARY
+
 _seen = set()
 
 
 def is_enabled() -> bool:
     """Whether the log is on: PAGEDKERN_LOG, or the last `enable`."""
-    return bool(_library.pagedkern_log(-1))
+    return bool(LIBRARY.pagedkern_log(-1))
 
 
 def enable(enabled: bool = True) -> None:
     """Turns the log on or off for the whole process."""
-    _library.pagedkern_log(int(bool(enabled)))
+    LIBRARY.pagedkern_log(int(bool(enabled)))
 
 
 def config(op: str, **facts) -> None:

@@ -28,7 +28,9 @@ import operator
 import torch
 from torch import Tensor
 
-_ops = torch.ops.pagedkern
+from ._library import NAMESPACE
+
+_ops = getattr(torch.ops, NAMESPACE)
 
 
 def reshape_and_cache(
