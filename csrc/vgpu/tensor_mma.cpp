@@ -12,46 +12,58 @@ constexpr int kMaxDepth = 32;
 constexpr int kRows = kTensorRows;
 constexpr int kColumns = kPanel;
 
-template <typename Out>
-Out element(TensorType type, uint32_t word, int i) {
+// f(elements per register, converter): the converter takes element i out of a register.
+template <typename F>
+void with_float_elements(TensorType type, F&& f) {
   switch (type) {
-    case TensorType::kF16: return static_cast<Out>(half_bits_to_float(static_cast<uint16_t>(word >> (16 * i))));
-    case TensorType::kBF16: return static_cast<Out>(bfloat_bits_to_float(static_cast<uint16_t>(word >> (16 * i))));
-    case TensorType::kTF32: return static_cast<Out>(tf32_bits_to_float(word));
-    case TensorType::kE4M3: return static_cast<Out>(e4m3_bits_to_float(static_cast<uint8_t>(word >> (8 * i))));
-    case TensorType::kE5M2: return static_cast<Out>(e5m2_bits_to_float(static_cast<uint8_t>(word >> (8 * i))));
-    case TensorType::kS8: return static_cast<Out>(static_cast<int8_t>(word >> (8 * i)));
-    default: return static_cast<Out>(static_cast<uint8_t>(word >> (8 * i)));
+    case TensorType::kF16: return f(2, [](uint32_t w, int i) { return half_bits_to_float(uint16_t(w >> (16 * i))); });
+    case TensorType::kBF16:
+      return f(2, [](uint32_t w, int i) { return bfloat_bits_to_float(uint16_t(w >> (16 * i))); });
+    case TensorType::kTF32: return f(1, [](uint32_t w, int) { return tf32_bits_to_float(w); });
+    case TensorType::kE4M3: return f(4, [](uint32_t w, int i) { return e4m3_bits_to_float(uint8_t(w >> (8 * i))); });
+    case TensorType::kE5M2: return f(4, [](uint32_t w, int i) { return e5m2_bits_to_float(uint8_t(w >> (8 * i))); });
+    case TensorType::kS8: return f(4, [](uint32_t w, int i) { return static_cast<float>(int8_t(w >> (8 * i))); });
+    default: return f(4, [](uint32_t w, int i) { return static_cast<float>(uint8_t(w >> (8 * i))); });
   }
+}
+
+template <typename F>
+void with_integer_elements(TensorType type, F&& f) {
+  if (type == TensorType::kS8) return f(4, [](uint32_t w, int i) { return int32_t(int8_t(w >> (8 * i))); });
+  f(4, [](uint32_t w, int i) { return int32_t(uint8_t(w >> (8 * i))); });
 }
 
 // Register r of lane l holds, of row l / 4 + 8 (r mod 2), the elements that start at column
 // (l mod 4) e + 4 e (r / 2), where e is how many elements a register holds.
-template <typename Out>
-void unpack_a(TensorType type, int k, const LaneWords* a, Out* out) {
-  const int per_register = 4 / tensor_type_bytes(type);
+template <typename Out, typename Convert>
+void unpack_a(int per_register, int k, const LaneWords* a, Out* out, Convert convert) {
   const int registers = 2 * k / (4 * per_register);
   for (int r = 0; r < registers; ++r) {
     for (int lane = 0; lane < 32; ++lane) {
       Out* at = out + (lane / 4 + 8 * (r % 2)) * k + (lane % 4) * per_register + 4 * per_register * (r / 2);
-      for (int i = 0; i < per_register; ++i) at[i] = element<Out>(type, a[r][lane], i);
+      for (int i = 0; i < per_register; ++i) at[i] = convert(a[r][lane], i);
     }
   }
 }
 
 // Register r of lane l holds, of column l / 4, the elements that start at row (l mod 4) e + 4 e r.
-template <typename Out>
-void unpack_b(TensorType type, int k, const LaneWords* b, Out* out) {
-  const int per_register = 4 / tensor_type_bytes(type);
+template <typename Out, typename Convert>
+void unpack_b(int per_register, int k, const LaneWords* b, Out* out, Convert convert) {
   const int registers = k / (4 * per_register);
   for (int r = 0; r < registers; ++r) {
     for (int lane = 0; lane < 32; ++lane) {
       const int row = (lane % 4) * per_register + 4 * per_register * r;
-      for (int i = 0; i < per_register; ++i) {
-        out[(row + i) * kColumns + lane / 4] = element<Out>(type, b[r][lane], i);
-      }
+      for (int i = 0; i < per_register; ++i) out[(row + i) * kColumns + lane / 4] = convert(b[r][lane], i);
     }
   }
+}
+
+void unpack_b_fragment(TensorType type, int k, const LaneWords* b, float* out) {
+  with_float_elements(type, [&](int e, auto convert) { unpack_b(e, k, b, out, convert); });
+}
+
+void unpack_b_fragment(TensorType type, int k, const LaneWords* b, int32_t* out) {
+  with_integer_elements(type, [&](int e, auto convert) { unpack_b(e, k, b, out, convert); });
 }
 
 }  // namespace
@@ -83,14 +95,14 @@ int mma_accumulator_registers(const MmaForm& f) {
 }
 
 void unpack_a_fragment(TensorType type, int k, const LaneWords* a, bool negate, float* out) {
-  unpack_a(type, k, a, out);
+  with_float_elements(type, [&](int e, auto convert) { unpack_a(e, k, a, out, convert); });
   if (negate) {
     for (int i = 0; i < kRows * k; ++i) out[i] = -out[i];
   }
 }
 
 void unpack_a_fragment(TensorType type, int k, const LaneWords* a, int32_t* out) {
-  unpack_a(type, k, a, out);
+  with_integer_elements(type, [&](int e, auto convert) { unpack_a(e, k, a, out, convert); });
 }
 
 // In a panel, register pair p of lane l is row l / 4 + 8 p, columns 2 (l mod 4) and the next: the panel's 128 elements
@@ -149,16 +161,16 @@ void pack_accumulator(int n, const int32_t* in, LaneWords* d) {
 void mma_sync(const MmaForm& form, LaneWords* d, const LaneWords* a, const LaneWords* b, const LaneWords* c) {
   if (form.accumulator == TensorType::kS32) {
     int32_t ta[kRows * kMaxDepth], tb[kMaxDepth * kColumns], tc[kRows * kColumns];
-    unpack_a(form.a, form.k, a, ta);
-    unpack_b(form.b, form.k, b, tb);
+    unpack_a_fragment(form.a, form.k, a, ta);
+    unpack_b_fragment(form.b, form.k, b, tb);
     unpack_accumulator(kColumns, c, tc);
     tensor_accumulate(tc, ta, tb, 1, form.k, form.saturate);
     pack_accumulator(kColumns, tc, d);
     return;
   }
   float ta[kRows * kMaxDepth], tb[kMaxDepth * kColumns], tc[kRows * kColumns];
-  unpack_a(form.a, form.k, a, ta);
-  unpack_b(form.b, form.k, b, tb);
+  unpack_a_fragment(form.a, form.k, a, false, ta);
+  unpack_b_fragment(form.b, form.k, b, tb);
   unpack_accumulator(form.accumulator, kColumns, c, tc);
   tensor_accumulate(tc, ta, tb, 1, form.k);
   pack_accumulator(form.accumulator, kColumns, tc, d);

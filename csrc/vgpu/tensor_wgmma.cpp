@@ -46,15 +46,20 @@ void unpack(TensorType type, bool transposed, int count, int k, const uint8_t* c
   const float sign = negate ? -1.0f : 1.0f;
   switch (type) {
     case TensorType::kF16:
-      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out, half_bits_to_float);
+      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out,
+                                       [](auto x) { return half_bits_to_float(x); });
     case TensorType::kBF16:
-      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out, bfloat_bits_to_float);
+      return unpack_elements<uint16_t>(transposed, count, k, chunks, sign, order, out,
+                                       [](auto x) { return bfloat_bits_to_float(x); });
     case TensorType::kTF32:
-      return unpack_elements<uint32_t>(transposed, count, k, chunks, sign, order, out, tf32_bits_to_float);
+      return unpack_elements<uint32_t>(transposed, count, k, chunks, sign, order, out,
+                                       [](auto x) { return tf32_bits_to_float(x); });
     case TensorType::kE4M3:
-      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out, e4m3_bits_to_float);
+      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out,
+                                      [](auto x) { return e4m3_bits_to_float(x); });
     case TensorType::kE5M2:
-      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out, e5m2_bits_to_float);
+      return unpack_elements<uint8_t>(transposed, count, k, chunks, sign, order, out,
+                                      [](auto x) { return e5m2_bits_to_float(x); });
     case TensorType::kS8:
       return unpack_elements<int8_t>(transposed, count, k, chunks, sign, order, out,
                                      [](int8_t x) { return static_cast<float>(x); });
