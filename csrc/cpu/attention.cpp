@@ -18,6 +18,8 @@ namespace {
 
 constexpr int64_t kNoWindow = int64_t{1} << 40;  // longer than any sequence, far from overflow
 constexpr int64_t kItemsPerWorker = 4;
+// Keys and values of the heads that read a tile together: this tile and the one fetched ahead of it share the L2 cache.
+constexpr int64_t kDirectTileBytes = 256 * 1024;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -83,7 +85,8 @@ class Planner {
     const int64_t heads = params_.cache.num_kv_heads;
     const int64_t tiles = static_cast<int64_t>(plan_.items.size());
     const int64_t parts = std::min(heads, divide_up(workers * kItemsPerWorker, std::max<int64_t>(tiles, 1)));
-    const int64_t direct_heads = divide_up(heads, parts);
+    const int64_t tile_bytes = 2 * kKeyTile * params_.cache.head_dim * size_of(params_.cache.dtype);
+    const int64_t direct_heads = std::clamp<int64_t>(kDirectTileBytes / tile_bytes, 1, divide_up(heads, parts));
     for (int64_t i = 0; i < tiles; ++i) {
       const AttentionItem whole = plan_.items[i];
       const int64_t step = whole.direct ? direct_heads : 1;

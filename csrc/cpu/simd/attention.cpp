@@ -28,7 +28,14 @@ class ItemRunner {
   void run() {
     start();
     if (item_.key_begin < item_.key_end) {
-      for (int64_t key = item_.key_begin / kKeyTile * kKeyTile; key < item_.key_end; key += kKeyTile) run_tile(key);
+      TileOffsets tiles[2];
+      int64_t key = item_.key_begin / kKeyTile * kKeyTile;
+      locate_tile(params_, item_, key, tiles[0]);
+      for (int turn = 0; key < item_.key_end; key += kKeyTile, turn ^= 1) {
+        const bool more = key + kKeyTile < item_.key_end;
+        if (more) locate_tile(params_, item_, key + kKeyTile, tiles[turn ^ 1]);
+        run_tile(tiles[turn], more ? &tiles[turn ^ 1] : nullptr);
+      }
     }
     finish();
   }
@@ -58,6 +65,9 @@ class ItemRunner {
         const int64_t offset = (item_.first_token + row / task_.group) * params_.query_stride_token +
                                (head * task_.group + row % task_.group) * params_.query_stride_head;
         load_query<Mode>(params_, offset, stride_, query(head, row));
+        if constexpr (Mode::template kOwnOrder<T>) {
+          if (item_.direct) Mode::order_query(query(head, row), params_.cache.head_dim);
+        }
       }
       std::memset(query(head, num_rows_), 0, kRowPadding * stride_ * sizeof(float));
       std::memset(output(head, 0), 0, padded_rows * stride_ * sizeof(float));
@@ -67,25 +77,27 @@ class ItemRunner {
     }
   }
 
-  void run_tile(int64_t first_key) {
-    TileOffsets tile;
-    locate_tile(params_, item_, first_key, tile);
+  void run_tile(const TileOffsets& tile, const TileOffsets* next) {
+    const int64_t first_key = tile.first_key;
     // Later rows begin and end later.
     const bool mixed = scratch_.row_begin[num_rows_ - 1] > first_key + tile.begin ||
                        scratch_.row_end[0] < first_key + tile.end;
     TileRows<T> rows;
+    Ahead ahead;
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
       point_at_head(params_, tile, head, rows);
       if (mixed) set_lone_values_apart(params_, tile, rows);
       if (item_.direct) {
-        run_direct(tile, rows, head, mixed);
+        if (next != nullptr) look_ahead(params_, item_, *next, static_cast<int>(head - item_.head_begin), ahead);
+        run_direct(tile, rows, head, mixed, next != nullptr ? &ahead : nullptr);
       } else {
         run_packed(tile, rows, head);
       }
     }
   }
 
-  void run_direct(const TileOffsets& tile, const TileRows<T>& rows, int64_t head, bool mixed) {
+  void run_direct(const TileOffsets& tile, const TileRows<T>& rows, int64_t head, bool mixed,
+                  const Ahead* ahead) {
     const ScoreRule rule(params_, head);
     for (int64_t row = 0; row < num_rows_; row += block_rows_) {
       RowLanes lanes;
@@ -108,9 +120,9 @@ class ItemRunner {
       block.masked = mixed || tile.begin % kLargestGroup != 0 || tile.end % kLargestGroup != 0;
       block.alibi = params_.alibi_slopes != nullptr;
       switch (block_rows_) {
-        case 1: direct_tile<Mode, T, 1>(params_, rule, tile, rows, block, stride_); break;
-        case 2: direct_tile<Mode, T, 2>(params_, rule, tile, rows, block, stride_); break;
-        default: direct_tile<Mode, T, 4>(params_, rule, tile, rows, block, stride_); break;
+        case 1: direct_tile<Mode, T, 1>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
+        case 2: direct_tile<Mode, T, 2>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
+        default: direct_tile<Mode, T, 4>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
       }
     }
   }
@@ -175,6 +187,9 @@ class ItemRunner {
       for (int row = 0; row < num_rows_; ++row) {
         float maximum, sum;
         row_state(head, row, maximum, sum);
+        if constexpr (Mode::template kOwnOrder<T>) {
+          if (item_.direct) Mode::order_output(output(head, row), head_dim);
+        }
         if (item_.num_splits == 1) {
           write(head, row, output(head, row), maximum, sum);
         } else {

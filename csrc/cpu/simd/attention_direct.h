@@ -20,19 +20,40 @@ inline Vec dot_products(const float* query, int64_t query_stride, const T* const
   constexpr int kKeys = kLanes / kRows;
   constexpr int kElements = kLanes * Mode::kStep;
   Vec sums[kLanes];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < kLanes; ++i) sums[i] = broadcast(0.0f);
   int d = 0;
+  if constexpr (Mode::template kOwnOrder<T>) {
+    for (; d + 2 * kElements <= head_dim; d += 2 * kElements) {
+      PAGEDKERN_UNROLL
+      for (int k = 0; k < kKeys; ++k) {
+        Vec words[2];
+        Mode::load_words_pair(keys[k] + d, words);
+        PAGEDKERN_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const float* q = query + r * query_stride + d / Mode::kStep;
+          Vec& sum = sums[k * kRows + r];
+          sum = Mode::multiply_add(Mode::multiply_add(sum, load(q), words[0]), load(q + kLanes), words[1]);
+        }
+      }
+    }
+  }
   for (; d + kElements <= head_dim; d += kElements) {
     Vec words[kKeys];
+    PAGEDKERN_UNROLL
     for (int k = 0; k < kKeys; ++k) words[k] = Mode::load_words(keys[k] + d);
+    PAGEDKERN_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Vec q = load(query + r * query_stride + d / Mode::kStep);
+      PAGEDKERN_UNROLL
       for (int k = 0; k < kKeys; ++k) sums[k * kRows + r] = Mode::multiply_add(sums[k * kRows + r], q, words[k]);
     }
   }
   if (d < head_dim) {
+    PAGEDKERN_UNROLL
     for (int k = 0; k < kKeys; ++k) {
       const Vec word = Mode::load_words_part(keys[k] + d, head_dim - d);
+      PAGEDKERN_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const Vec q = load(query + r * query_stride + d / Mode::kStep);
         sums[k * kRows + r] = Mode::multiply_add(sums[k * kRows + r], q, word);
@@ -45,33 +66,46 @@ inline Vec dot_products(const float* query, int64_t query_stride, const T* const
 // output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns.
 template <class Mode, class T, int kRows, int kBlocks>
 inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
-                       const float* rescale, float* output, int64_t output_stride) {
+                       const float* rescale, float* output, int64_t output_stride, const Ahead* ahead) {
   constexpr int kStep = Mode::kStep;
   constexpr int kVecs = kBlocks * kStep;
   constexpr int kElements = kLanes * kStep;
   Vec sums[kRows][kVecs];
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const Vec factor = broadcast(rescale[r]);
+    PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) sums[r][v] = mul(factor, load(output + r * output_stride + column + v * kLanes));
   }
   const bool whole = elements == kBlocks * kElements;
   for (int j = begin; j < end; j += kStep) {
+    if (ahead != nullptr) ahead->touch_values(j, j + kStep);
     Vec words_of_values[kVecs];
-    for (int b = 0; b < kBlocks; ++b) {
-      Vec loaded[kStep];
-      if (whole) {
-        Mode::load_values(values + j, column + b * kElements, loaded);
-      } else {
-        Mode::load_values_part(values + j, column, elements, loaded);
+    if constexpr (Mode::template kOwnOrder<T> && kVecs == 4) {
+      Mode::load_values_pair(values + j, column, words_of_values);
+    } else {
+      PAGEDKERN_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        Vec loaded[kStep];
+        if (whole) {
+          Mode::load_values(values + j, column + b * kElements, loaded);
+        } else {
+          Mode::load_values_part(values + j, column, elements, loaded);
+        }
+        PAGEDKERN_UNROLL
+        for (int i = 0; i < kStep; ++i) words_of_values[b * kStep + i] = loaded[i];
       }
-      for (int i = 0; i < kStep; ++i) words_of_values[b * kStep + i] = loaded[i];
     }
+    PAGEDKERN_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = broadcast(words[j / kStep * kRows + r]);
+      PAGEDKERN_UNROLL
       for (int v = 0; v < kVecs; ++v) sums[r][v] = Mode::multiply_add(sums[r][v], weight, words_of_values[v]);
     }
   }
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) store(output + r * output_stride + column + v * kLanes, sums[r][v]);
   }
 }
@@ -89,7 +123,8 @@ struct DirectBlock {
 
 template <class Mode, class T, int kRows>
 inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rule, const TileOffsets& tile,
-                        const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride) {
+                        const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride,
+                        const Ahead* ahead) {
   constexpr int kStep = Mode::kStep;
   constexpr int kKeys = kLanes / kRows;
   constexpr int kGroup = kKeys * kStep > kStep ? kKeys * kStep : kStep;  // keys whose weights are packed together
@@ -99,13 +134,16 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
 
   alignas(64) float scores[kKeyTile * kRows];
   alignas(64) float place[kLanes];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < kLanes; ++i) place[i] = static_cast<float>(i / kRows);
   const Vec places = load(place), row_begin = load(lanes.begin), row_end = load(lanes.end);
   Vec largest = broadcast(-kInfinity);
   for (int j = begin; j < end; j += kKeys) {
+    if (ahead != nullptr) ahead->touch_keys(j, j + kKeys);
     Vec score = dot_products<Mode, T, kRows>(block.query, stride, rows.keys + j, head_dim);
     if (rule.token_scales) {
       alignas(64) float scales[kLanes];
+      PAGEDKERN_UNROLL
       for (int i = 0; i < kLanes; ++i) scales[i] = rows.key_scales[j + i / kRows];
       score = mul(score, load(scales));
     }
@@ -121,16 +159,21 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   store(lane_values, largest);
   float rescale[kRows];
   alignas(64) float base[kLanes];
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     float m = block.maximum[r];
+    PAGEDKERN_UNROLL
     for (int k = 0; k < kKeys; ++k) m = lane_values[k * kRows + r] > m ? lane_values[k * kRows + r] : m;
+    PAGEDKERN_UNROLL
     for (int k = 0; k < kKeys; ++k) lane_values[k * kRows + r] = m;
+    PAGEDKERN_UNROLL
     for (int k = 0; k < kKeys; ++k) base[k * kRows + r] = m == -kInfinity ? 0.0f : m;
   }
   const Vec bases = load(base);
   const Vec factors = exp2_of(sub(load(block.maximum), bases));
   store(block.maximum, load(lane_values));
   store(lane_values, factors);
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) rescale[r] = lane_values[r];
 
   alignas(64) float words[kKeyTile * kRows];
@@ -138,6 +181,7 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   const bool value_scales = params.v_scale.per_token();
   for (int j = begin; j < end; j += kGroup) {
     Vec weights[kStep] = {};
+    PAGEDKERN_UNROLL
     for (int i = 0; i < kStep; ++i) {
       const int key = j + i * kKeys;
       weights[i] = exp2_of(sub(load(scores + key * kRows), bases));
@@ -145,6 +189,7 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
       if (rows.num_lone > 0) store(scores + key * kRows, weights[i]);
       if (value_scales) {
         alignas(64) float scales[kLanes];
+        PAGEDKERN_UNROLL
         for (int l = 0; l < kLanes; ++l) scales[l] = rows.value_scales[key + l / kRows];
         weights[i] = mul(weights[i], load(scales));
       }
@@ -158,15 +203,19 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   int column = 0;
   for (; column + kBlocks * kElements <= head_dim; column += kBlocks * kElements) {
     add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kBlocks * kElements, rescale,
-                                        block.output, stride);
+                                        block.output, stride, column == 0 ? ahead : nullptr);
   }
   for (; column < head_dim; column += kElements) {
     const int elements = head_dim - column < kElements ? head_dim - column : kElements;
-    add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, block.output, stride);
+    add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, block.output, stride,
+                                  column == 0 ? ahead : nullptr);
   }
   for (int r = 0; rows.num_lone > 0 && r < kRows; ++r) {
+    float* output = block.output + r * stride;
+    if constexpr (Mode::template kOwnOrder<T>) Mode::order_output(output, head_dim);
     add_lone_values(rows, head_dim, static_cast<int>(lanes.begin[r]), static_cast<int>(lanes.end[r]),
-                    [&](int key) { return scores[key * kRows + r]; }, block.output + r * stride);
+                    [&](int key) { return scores[key * kRows + r]; }, output);
+    if constexpr (Mode::template kOwnOrder<T>) Mode::order_output(output, head_dim);
   }
 }
 

@@ -4,6 +4,8 @@
 //   multiply_add          acc + a * b, all elements of a word into one float32
 //   load_words            kLanes words of consecutive elements of a row
 //   load_values           kStep rows, kStep * kLanes columns: out[i] holds columns i * kLanes.., a word of all rows each
+//   kOwnOrder<T>          whether rows of T are cheapest two vectors of words at a time, in an order of their own; then
+//                         load_words_pair and load_values_pair, with queries and outputs brought into it and back
 //   pack_weights          words of kStep consecutive keys from float32 weights laid out [key, rows]
 #pragma once
 
@@ -13,6 +15,8 @@ namespace pagedkern::cpu::PAGEDKERN_SIMD {
 
 struct FloatMode {
   static constexpr int kStep = 1;
+  template <class T>
+  static constexpr bool kOwnOrder = false;
 
   static Vec multiply_add(Vec acc, Vec a, Vec b) { return fma(a, b, acc); }
 
@@ -65,6 +69,8 @@ struct Fp8ToBFloat16 {
 
 struct BFloat16Mode {
   static constexpr int kStep = 2;
+  template <class T>
+  static constexpr bool kOwnOrder = sizeof(T) == 1;
 
   static Vec multiply_add(Vec acc, Vec a, Vec b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -92,6 +98,51 @@ struct BFloat16Mode {
     interleave(load_words_part(rows[0] + column, elements), load_words_part(rows[1] + column, elements), out);
   }
 
+  // 64 elements: of each 16, the first eight go to out[0] and the rest to out[1].
+  template <class Format>
+  static void load_words_pair(const Fp8<Format>* row, Vec (&out)[2]) {
+    const Fp8ToBFloat16<Format>& table = kTable<Format>;
+    const __m512i codes = _mm512_loadu_si512(row);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), codes, _mm512_load_si512(table.low + 64));
+    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), codes, _mm512_load_si512(table.high + 64));
+    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+    out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
+    out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
+  }
+  // 64 columns: of each 16, four go to each of out[0..3].
+  template <class T>
+  static void load_values_pair(const T* const* rows, int64_t column, Vec (&out)[4]) {
+    Vec first[2], second[2];
+    load_words_pair(rows[0] + column, first);
+    load_words_pair(rows[1] + column, second);
+    for (int i = 0; i < 2; ++i) {
+      const __m512i a = _mm512_castps_si512(first[i]), b = _mm512_castps_si512(second[i]);
+      out[2 * i] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+      out[2 * i + 1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+    }
+  }
+  // Only whole blocks of 64 elements have an order of their own.
+  static void order_query(float* words, int head_dim) {
+    for (int d = 0; d + 64 <= head_dim; d += 64) {
+      const Vec a = load(words + d / 2), b = load(words + d / 2 + kLanes);
+      store(words + d / 2, _mm512_shuffle_f32x4(a, b, 0x88));
+      store(words + d / 2 + kLanes, _mm512_shuffle_f32x4(a, b, 0xDD));
+    }
+  }
+  // A transpose of 4 x 4 quarters of vectors: there and back are the same.
+  static void order_output(float* output, int head_dim) {
+    for (int d = 0; d + 64 <= head_dim; d += 64) {
+      float* o = output + d;
+      const Vec a = load(o), b = load(o + 16), c = load(o + 32), e = load(o + 48);
+      const Vec ab_even = _mm512_shuffle_f32x4(a, b, 0x88), ab_odd = _mm512_shuffle_f32x4(a, b, 0xDD);
+      const Vec ce_even = _mm512_shuffle_f32x4(c, e, 0x88), ce_odd = _mm512_shuffle_f32x4(c, e, 0xDD);
+      store(o, _mm512_shuffle_f32x4(ab_even, ce_even, 0x88));
+      store(o + 16, _mm512_shuffle_f32x4(ab_odd, ce_odd, 0x88));
+      store(o + 32, _mm512_shuffle_f32x4(ab_even, ce_even, 0xDD));
+      store(o + 48, _mm512_shuffle_f32x4(ab_odd, ce_odd, 0xDD));
+    }
+  }
+
   // weights: two vectors of [key, kRows]; words: [pair of keys, kRows].
   template <int kRows>
   static void pack_weights(const Vec (&weights)[kStep], float* words) {
@@ -102,15 +153,18 @@ struct BFloat16Mode {
 
  private:
   template <class Format>
+  static constexpr Fp8ToBFloat16<Format> kTable{};
+
+  template <class Format>
   static Vec from_fp8(__m256i codes) {
-    static constexpr Fp8ToBFloat16<Format> kTable;
+    const Fp8ToBFloat16<Format>& table = kTable<Format>;
     constexpr __mmask64 kHighBytes = 0xAAAAAAAAAAAAAAAAull;
     // Every code twice, once for each byte of its word; the table look-up takes the low seven bits of an index.
     const __m512i twice = _mm512_permutexvar_epi8(each_twice(), _mm512_castsi256_si512(codes));
-    __m512i words = _mm512_mask2_permutex2var_epi8(_mm512_load_si512(kTable.high), twice, kHighBytes,
-                                                   _mm512_load_si512(kTable.high + 64));
-    words = _mm512_mask2_permutex2var_epi8(_mm512_load_si512(kTable.low), words, ~kHighBytes,
-                                           _mm512_load_si512(kTable.low + 64));
+    __m512i words = _mm512_mask2_permutex2var_epi8(_mm512_load_si512(table.high), twice, kHighBytes,
+                                                   _mm512_load_si512(table.high + 64));
+    words = _mm512_mask2_permutex2var_epi8(_mm512_load_si512(table.low), words, ~kHighBytes,
+                                           _mm512_load_si512(table.low + 64));
     const __m512i signs = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(words, twice, signs, 0xF8));  // words | (twice & signs)
   }

@@ -20,7 +20,9 @@ template <class Mode, int kRows, int kVecs>
 inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end, float* c,
                           int64_t c_stride, const float* rescale) {
   Vec sums[kRows][kVecs];
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       sums[r][v] = rescale == nullptr ? broadcast(0.0f)
                                       : mul(broadcast(rescale[r]), load(c + r * c_stride + v * kLanes));
@@ -28,13 +30,18 @@ inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int6
   }
   for (int k = begin; k < end; ++k) {
     Vec words[kVecs];
+    PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) words[v] = load(b + k * b_stride + v * kLanes);
+    PAGEDKERN_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Vec word = broadcast(a[r * a_stride + k]);
+      PAGEDKERN_UNROLL
       for (int v = 0; v < kVecs; ++v) sums[r][v] = Mode::multiply_add(sums[r][v], word, words[v]);
     }
   }
+  PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
   }
 }
@@ -69,11 +76,13 @@ inline void pack_keys(const TileRows<T>& rows, const TileOffsets& tile, int head
   for (int j = begin; j < tile.end; j += kLanes) {
     for (int d = 0; d < head_dim; d += kElements) {
       Vec block[kLanes];
+      PAGEDKERN_UNROLL
       for (int i = 0; i < kLanes; ++i) {
         block[i] = d + kElements <= head_dim ? Mode::load_words(rows.keys[j + i] + d)
                                              : Mode::load_words_part(rows.keys[j + i] + d, head_dim - d);
       }
       transpose(block);
+      PAGEDKERN_UNROLL
       for (int i = 0; i < kLanes; ++i) store(packed + (d / Mode::kStep + i) * kKeyTile + j, block[i]);
     }
   }
@@ -94,6 +103,7 @@ inline void pack_values(const TileRows<T>& rows, const TileOffsets& tile, int he
       } else {
         Mode::load_values_part(rows.values + j, d, head_dim - d, words);
       }
+      PAGEDKERN_UNROLL
       for (int i = 0; i < Mode::kStep; ++i) store(row + d + i * kLanes, words[i]);
     }
   }
@@ -134,6 +144,7 @@ inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float*
   Vec sum = mul(load(sums), rescale);
   for (int i = first; i < last; i += kStep) {
     Vec weights[kStep] = {};
+    PAGEDKERN_UNROLL
     for (int s = 0; s < kStep; ++s) {
       weights[s] = i + s < last ? exp2_of(sub(load(scores + (i + s) * kLanes), broadcast(base))) : broadcast(0.0f);
       sum = add(sum, weights[s]);

@@ -40,6 +40,50 @@ inline void locate_tile(const PagedAttentionParams& params, const AttentionItem&
   }
 }
 
+// Rows of the next tile to bring near while this one is worked on, one for each key of the present tile and head.
+struct Ahead {
+  int count;
+  int row_bytes;
+  const char* keys[kKeyTile];
+  const char* values[kKeyTile];
+
+  static void touch(const char* row, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
+  void touch_keys(int begin, int end) const {
+    for (int j = begin; j < end && j < count; ++j) touch(keys[j], row_bytes);
+  }
+  void touch_values(int begin, int end) const {
+    for (int j = begin; j < end && j < count; ++j) touch(values[j], row_bytes);
+  }
+};
+
+// The share of the tile's rows that goes with the item's head number `turn`. Where the heads of a token lie side by side
+// the rows come in the order of memory, and a whole token's heads come together.
+inline void look_ahead(const PagedAttentionParams& params, const AttentionItem& item, const TileOffsets& tile, int turn,
+                       Ahead& ahead) {
+  const int heads = item.head_end - item.head_begin;
+  const int64_t size = size_of(params.cache.dtype);
+  const bool by_token = params.key_cache.stride_head < params.key_cache.stride_token;
+  ahead.row_bytes = static_cast<int>(params.cache.head_dim * size);
+  ahead.count = tile.end - tile.begin;
+  const char* keys = static_cast<const char*>(params.key_cache.data);
+  const char* values = static_cast<const char*>(params.value_cache.data);
+  int token = by_token ? turn * ahead.count / heads : 0;
+  int head = by_token ? turn * ahead.count % heads : turn;
+  for (int j = 0; j < ahead.count; ++j) {
+    const int64_t h = item.head_begin + head;
+    ahead.keys[j] = keys + (tile.keys[tile.begin + token] + h * params.key_cache.stride_head) * size;
+    ahead.values[j] = values + (tile.values[tile.begin + token] + h * params.value_cache.stride_head) * size;
+    if (!by_token) {
+      ++token;
+    } else if (++head == heads) {
+      head = 0;
+      ++token;
+    }
+  }
+}
+
 // A value row that is not finite and that some row of the tile must not see: 0 * NaN would reach it.
 template <class T>
 struct LoneValue {

@@ -7,6 +7,10 @@
 
 #include "cpu/simd/lanes.h"
 
+// Before a loop of constant length over an array of vectors: the array must end in registers, and what the compiler
+// leaves as a loop it keeps in memory.
+#define PAGEDKERN_UNROLL _Pragma("GCC unroll 16")
+
 namespace pagedkern::cpu::PAGEDKERN_SIMD {
 
 using namespace lanes;
@@ -35,6 +39,7 @@ inline float sum_of_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
 // Lane i of the result is the sum of rows[i].
 inline Vec sums_of_rows(const Vec (&rows)[16]) {
   Vec quads[4];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < 4; ++i) {
     const Vec *r = rows + 4 * i;
     const Vec a = add(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
@@ -50,6 +55,7 @@ inline Vec sums_of_rows(const Vec (&rows)[16]) {
 
 inline void transpose(Vec (&rows)[16]) {
   Vec t[16];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < 16; i += 4) {
     const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i], rows[i + 1]));
     const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i], rows[i + 1]));
@@ -61,6 +67,7 @@ inline void transpose(Vec (&rows)[16]) {
     t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
   }
   // t[4 i + j] holds columns j, 4 + j, 8 + j, 12 + j of rows 4 i to 4 i + 3, one 128-bit block each.
+  PAGEDKERN_UNROLL
   for (int j = 0; j < 4; ++j) {
     const Vec a = _mm512_shuffle_f32x4(t[j], t[4 + j], 0x88), b = _mm512_shuffle_f32x4(t[j], t[4 + j], 0xDD);
     const Vec c = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0x88), d = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0xDD);
@@ -103,6 +110,7 @@ inline Vec sums_of_rows(const Vec (&rows)[8]) {
 
 inline void transpose(Vec (&rows)[8]) {
   Vec t[8];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < 8; i += 4) {
     const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
     const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
@@ -113,6 +121,7 @@ inline void transpose(Vec (&rows)[8]) {
     t[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
     t[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
   }
+  PAGEDKERN_UNROLL
   for (int j = 0; j < 4; ++j) {
     rows[j] = _mm256_permute2f128_ps(t[j], t[4 + j], 0x20);
     rows[4 + j] = _mm256_permute2f128_ps(t[j], t[4 + j], 0x31);
@@ -152,6 +161,7 @@ inline float max_of_lanes(const Vec& a) {
 }
 inline float sum_of_lanes(const Vec& a) {
   float sums[kLanes];
+  PAGEDKERN_UNROLL
   for (int i = 0; i < kLanes; ++i) sums[i] = a.v[i];
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
@@ -162,6 +172,7 @@ inline Vec sums_of_rows(const Vec (&rows)[kLanes]) {
   return map_lanes([&](int i) { return sum_of_lanes(rows[i]); });
 }
 inline void transpose(Vec (&rows)[kLanes]) {
+  PAGEDKERN_UNROLL
   for (int i = 0; i < kLanes; ++i) {
     for (int j = i + 1; j < kLanes; ++j) {
       const float kept = rows[i].v[j];
