@@ -240,6 +240,11 @@ def _edges() -> list[AttentionCase]:
         AttentionCase("prefill-fp8", seq_lens=(150,), q_lens=(130,), cache_dtype=E4M3, k_scale="head", v_scale="token"),
         AttentionCase("long-decode", seq_lens=(4096, 1, 2047), heads=(8, 2), head_dim=128),
         AttentionCase("long-decode-fp8", seq_lens=(4096, 1, 2047), heads=(8, 2), head_dim=128, cache_dtype=E4M3),
+        # Float32 sums over this many keys stay within the tolerance only when they run in tiles.
+        AttentionCase("long-float32", seq_lens=(65536,), heads=(2, 1), dtype=FP32),
+        AttentionCase("long-float32-one-split", seq_lens=(65536,), heads=(2, 1), dtype=FP32, num_splits=1),
+        AttentionCase("long-float32-fp8", seq_lens=(30000,), heads=(2, 1), dtype=FP32, cache_dtype=E4M3, num_splits=1),
+        AttentionCase("long-float32-chunk", seq_lens=(9000,), q_lens=(9,), heads=(4, 1), dtype=FP32, num_splits=1),
         AttentionCase("long-window", seq_lens=(5000,), q_lens=(2,), window=(100, -1), heads=(4, 1), head_dim=128),
         AttentionCase("model-32-8-128", seq_lens=(64, 300), heads=(32, 8), head_dim=128),
         AttentionCase("wide-head-256", seq_lens=(200, 31), q_lens=(2, 31), heads=(24, 4), head_dim=256),
