@@ -15,7 +15,7 @@ import pagedkern
 KV_HEADS, HEADS, DIM, BLOCK_SIZE = 1, 1, 8, 16
 
 
-def microseconds(call, repeats=9, calls=4000):
+def microseconds(call, repeats=15, calls=1000):
     """The best of several rounds: everything above it is another process's work."""
     best = float("inf")
     for _ in range(repeats):
