@@ -152,8 +152,10 @@ void AsyncEngine::retire() {
       if (id < d.before && live.group == d.group && &live.op->warp == d.warp) ready &= ~live.op->lanes;
     }
     if (ready) {
-      for (auto& [id, live] : live_) {  // an mbarrier arrival is an observation as well, once its phase completes
-        if (id < d.before && live.group == d.group && &live.op->warp == d.warp) live.op->token = d.token;
+      // The first mbarrier arrival after an operation is an observation of it as well, once that phase completes.
+      for (auto& [id, live] : live_) {
+        const bool covered = id < d.before && live.group == d.group && &live.op->warp == d.warp;
+        if (covered && live.op->token == 0) live.op->token = d.token;
       }
       auto action = d.action;
       d.lanes &= ~ready;
