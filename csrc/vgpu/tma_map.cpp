@@ -13,10 +13,12 @@ namespace {
 constexpr uint32_t kMagic = 0x704d5456;
 constexpr uint32_t kAllSet = (1u << 28) - 1;
 
-// The private form. `set` has a bit for each field (of each dimension) that has been written.
+// The private form. `set` has a bit for each field (of each dimension) that has been written. The second 64-bit word is
+// left empty: some libraries clear a bit of it, which works round a fault of a driver's own form.
 struct Stored {
   uint32_t magic;
   uint32_t set;
+  uint64_t unused;
   uint64_t address;
   uint64_t strides[4];
   uint32_t dims_less_one[5];
