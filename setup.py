@@ -44,9 +44,11 @@ CPU_SIMD = _glob("csrc/cpu/simd/*.cpp")
 CUDA = _glob("csrc/*/instantiations/*.cu") + _glob("csrc/smoke/*.cu")
 # Python module `_C`.
 MODULE = ["csrc/bindings/module.cpp", "csrc/vgpu/python.cpp"]
-# Virtual GPU, part of `_C`: compiled once, and the instruction families once per level.
+# Virtual GPU: compiled once, and the instruction families once per level.
 VGPU = _glob("csrc/vgpu/*.cpp", exclude=("csrc/vgpu/python.cpp",))
 VGPU_FAMILIES = _glob("csrc/vgpu/families/*.cpp")
+# What stands for the CUDA runtime where the CUDA bindings and kernels run on the virtual GPU.
+VGPU_RUNTIME = _glob("csrc/vgpu/runtime/*.cpp")
 
 SIMD_LEVELS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -61,9 +63,9 @@ if "avx2" in SIMD_LEVELS:
 VGPU_FLAGS = "-ffp-contract=off -fno-strict-aliasing -fno-math-errno"
 
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-restrict -Icsrc"
-NVCC_FLAGS = (
-    "-std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
-)
+NVCC_FLAGS = "-std=c++20 -O3 -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
+SM_90A = "-gencode arch=compute_90a,code=sm_90a"
+SM_90A_PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress -cudart none"  # what the virtual GPU runs
 TORCH_TARGET = "0x020b000000000000"  # 2.11, the oldest torch the op library runs under
 
 # --------------------------------------------------------------------------------------------------------- toolchain
@@ -124,26 +126,29 @@ class Toolchain:
         self.torch_version, self.torch_cuda = torch["__version__"], torch["cuda"]
         self.pybind11_dir = _package_dir("pybind11")
         self.cuda_home, self.nvcc_version = _find_cuda_home(), ""
-        self.cuda_missing = self._why_no_cuda()
-        if not self.cuda_missing:
+        wanted = _switch("PAGEDKERN_CUDA")
+        self.nvcc_missing = self._why_no_nvcc(wanted)
+        self.cuda_missing = self.nvcc_missing or self._why_no_cuda(wanted)
+        if not self.nvcc_missing:
             out = subprocess.run([self.cuda_home / "bin/nvcc", "--version"], capture_output=True, text=True, check=True)
             self.nvcc_version = out.stdout.split(", V")[-1].split()[0]
 
-    def _why_no_cuda(self):
-        wanted = _switch("PAGEDKERN_CUDA")
+    def _why_no_nvcc(self, wanted):
         if wanted is False:
             return "switched off by PAGEDKERN_CUDA=0 at build time"
-        reason = ""
-        if self.cuda_home is None:
-            reason = f"no nvcc when this was built: {GET_NVCC}; then build again"
-        elif self.torch_cuda is None and wanted is None:
-            reason = (
-                f"torch {self.torch_version} is a build without CUDA: install a CUDA build of torch, or set "
-                "PAGEDKERN_CUDA=1 to build the CUDA kernels beside it; then build again"
-            )
-        if reason and wanted:
-            sys.exit(f"pagedkern: PAGEDKERN_CUDA=1, but there is {reason}")
-        return reason
+        if self.cuda_home is not None:
+            return ""
+        if wanted:
+            sys.exit(f"pagedkern: PAGEDKERN_CUDA=1, but there is no nvcc: {GET_NVCC}")
+        return f"no nvcc when this was built: {GET_NVCC}; then build again"
+
+    def _why_no_cuda(self, wanted):
+        if self.torch_cuda is not None or wanted:
+            return ""
+        return (
+            f"torch {self.torch_version} is a build without CUDA: install a CUDA build of torch, or set "
+            "PAGEDKERN_CUDA=1 to build the CUDA kernels beside it; then build again"
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- ninja file
@@ -171,9 +176,15 @@ class NinjaBuild:
         self.version = version
         self.namespace = os.environ.get("PAGEDKERN_NAMESPACE", "pagedkern")
         self.dir = Path("build") / f"{sys.implementation.cache_tag}-torch{self.tools.torch_version}"
-        self.op_library = self.dir / "libpagedkern_ops.so"
-        self.module = self.dir / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self.deps = self.dir / "deps"
+        self.outputs = []  # file names, in self.dir
         self.lines = [f"builddir = {self.dir}\n"]
+        self._rules()
+        self._op_library()
+        self._vgpu_library()
+        if not self.tools.nvcc_missing:
+            self._vgpu_op_library()
+        self._module()
 
     def _config_header(self):
         tools = self.tools
@@ -183,6 +194,7 @@ class NinjaBuild:
             "SIMD_LEVELS": " ".join(SIMD_LEVELS),
             "NVCC_VERSION": tools.nvcc_version,
             "CUDA_MISSING": tools.cuda_missing,
+            "VGPU_OPS_MISSING": tools.nvcc_missing,
         }
         rows = [f'#define PAGEDKERN_CONFIG_{k} "{v}"' for k, v in strings.items()]
         return "// Written by setup.py.\n#pragma once\n" + "\n".join(rows) + "\n"
@@ -198,47 +210,80 @@ class NinjaBuild:
         self.lines += [f"rule cxx\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"]
         link = f"{cxx} -shared {env('LDFLAGS', '')} $in -o $out $libs"
         self.lines += [f"rule link\n  command = {link}\n  description = $out\n"]
-        if not self.tools.cuda_missing:
+        if not self.tools.nvcc_missing:
             nvcc = self.tools.cuda_home / "bin/nvcc"
             command = f"{nvcc} -ccbin {shlex.split(cxx)[0]} {NVCC_FLAGS} $flags -MMD -MF $out.d -c $in -o $out"
             self.lines += [
                 f"rule nvcc\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"
             ]
 
-    def write(self):
-        tools, deps = self.tools, self.dir / "deps"
-        _link_to(deps / "torch", tools.torch_dir)
-        _link_to(deps / "pybind11", tools.pybind11_dir)
-        _write_if_changed(self.dir / "config.h", self._config_header())
-        torch_flags = (
-            f"-isystem {deps}/torch/include -DTORCH_TARGET_VERSION={TORCH_TARGET} -I{self.dir} "
-            f"-DPAGEDKERN_NAMESPACE={self.namespace}"
+    def _library(self, name, objects, libs, needs=None):
+        needs = f" | {self.dir / needs}" if needs else ""
+        self.lines.append(f"build {self.dir / name}: link {' '.join(objects)}{needs}\n  libs = {libs}\n")
+        self.outputs.append(name)
+
+    def _torch_flags(self, namespace):
+        return (
+            f"-isystem {self.deps}/torch/include -DTORCH_TARGET_VERSION={TORCH_TARGET} -I{self.dir} "
+            f"-DPAGEDKERN_NAMESPACE={namespace}"
         )
-        libs = f"-L{deps}/torch/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -Wl,-rpath,'$$ORIGIN/../torch/lib'"
-        self._rules()
-        objects = []
-        if not tools.cuda_missing:
-            _link_to(deps / "cuda", tools.cuda_home)
-            torch_flags += f" -DPAGEDKERN_WITH_CUDA -isystem {deps}/cuda/include"
-            lib = "lib64" if (tools.cuda_home / "lib64").exists() else "lib"
-            libs += f" -L{deps}/cuda/{lib} -lcudart_static -ldl -lrt -lpthread"
-            objects += [self._edge("nvcc", s) for s in CUDA]
+
+    def _torch_libs(self):
+        return f"-L{self.deps}/torch/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -Wl,-rpath,'$$ORIGIN/../torch/lib'"
+
+    def _cuda_libs(self):
+        lib = "lib64" if (self.tools.cuda_home / "lib64").exists() else "lib"
+        return f"-L{self.deps}/cuda/{lib} -lcudart_static -ldl -lrt -lpthread"
+
+    def _op_library(self):
+        flags, libs, objects = self._torch_flags(self.namespace), self._torch_libs(), []
+        if not self.tools.cuda_missing:
+            flags += f" -DPAGEDKERN_WITH_CUDA -isystem {self.deps}/cuda/include"
+            libs += " " + self._cuda_libs()
+            objects += [self._edge("nvcc", s, SM_90A) for s in CUDA]
         # A suffix, so that switching CUDA off and on again finds both kinds of objects still there.
-        suffix = "" if tools.cuda_missing else ".cuda"
-        objects += [self._edge("cxx", s, torch_flags, suffix) for s in BINDINGS]
+        suffix = "" if self.tools.cuda_missing else ".cuda"
+        objects += [self._edge("cxx", s, flags, suffix) for s in BINDINGS]
         objects += [self._edge("cxx", s) for s in CPU]
         for level, flags in SIMD_LEVELS.items():
             flags += " -Wno-maybe-uninitialized -Wno-uninitialized"  # GCC 12's own AVX-512 headers
             objects += [self._edge("cxx", s, f"-DPAGEDKERN_SIMD={level} {flags}", f".{level}") for s in CPU_SIMD]
-        self.lines.append(f"build {self.op_library}: link {' '.join(objects)}\n  libs = {libs}\n")
+        self._library("libpagedkern_ops.so", objects, libs)
 
-        python = sysconfig.get_path("include")
-        module_flags = f"-I{self.dir} -isystem {deps}/pybind11/include -isystem {python}"
-        objects = [self._edge("cxx", s, module_flags) for s in MODULE] + [self._edge("cxx", s, VGPU_FLAGS) for s in VGPU]
+    def _vgpu_library(self):
+        objects = [self._edge("cxx", s, VGPU_FLAGS) for s in VGPU]
         for level, flags in VGPU_LEVELS.items():
             flags = f"{VGPU_FLAGS} -DPAGEDKERN_VGPU_LEVEL={level} {flags}"
             objects += [self._edge("cxx", s, flags, f".{level}") for s in VGPU_FAMILIES]
-        self.lines.append(f"build {self.module}: link {' '.join(objects)}\n  libs =\n")
+        self._library("libpagedkern_vgpu.so", objects, "-lpthread")
+
+    def _vgpu_op_library(self):
+        """The CUDA bindings and kernels once more, for CPU tensors, with the virtual GPU's runtime below."""
+        cuda = f"-isystem {self.deps}/cuda/include"
+        flags = f"{self._torch_flags(self.namespace + '_vgpu')} -DPAGEDKERN_VGPU {cuda}"
+        objects = [self._edge("nvcc", s, SM_90A_PTX, ".vgpu") for s in CUDA]
+        objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s != "csrc/bindings/backend_cpu.cpp"]
+        objects += [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
+        # -Bsymbolic: a real CUDA runtime that torch brought into the process must not be picked up.
+        libs = f"{self._vgpu_libs()} -Wl,-Bsymbolic {self._torch_libs()}"
+        self._library("libpagedkern_ops_vgpu.so", objects, libs, needs="libpagedkern_vgpu.so")
+
+    def _vgpu_libs(self):
+        return f"-L{self.dir} -lpagedkern_vgpu -Wl,-rpath,'$$ORIGIN'"
+
+    def _module(self):
+        python = sysconfig.get_path("include")
+        flags = f"-I{self.dir} -isystem {self.deps}/pybind11/include -isystem {python}"
+        objects = [self._edge("cxx", s, flags) for s in MODULE]
+        name = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self._library(name, objects, self._vgpu_libs(), needs="libpagedkern_vgpu.so")
+
+    def write(self):
+        _link_to(self.deps / "torch", self.tools.torch_dir)
+        _link_to(self.deps / "pybind11", self.tools.pybind11_dir)
+        if not self.tools.nvcc_missing:
+            _link_to(self.deps / "cuda", self.tools.cuda_home)
+        _write_if_changed(self.dir / "config.h", self._config_header())
         _write_if_changed(self.dir / "build.ninja", "\n".join(self.lines))
 
     def run(self):
@@ -246,36 +291,8 @@ class NinjaBuild:
 
         jobs = os.environ.get("PAGEDKERN_JOBS") or str(os.cpu_count())
         command = [os.path.join(ninja.BIN_DIR, "ninja"), "-f", str(self.dir / "build.ninja"), "-j", jobs, "-k", "0"]
-        code = subprocess.run(command).returncode
-        return self._link_what_is_there(self.op_library) or self._link_what_is_there(self.module) or code
-
-    def _link_what_is_there(self, output):
-        """Scaffolding while kernels are still being written: links the objects there are, with stubs that abort."""
-        import re
-
-        text = (self.dir / "build.ninja").read_text()
-        line = next(x for x in text.splitlines() if x.startswith(f"build {output}:"))
-        libs = text.split(line)[1].splitlines()[1].split("=", 1)[1].replace("$$", "$")
-        objects = [o for o in line.split(": link ")[1].split() if Path(o).exists()]
-        undefined = subprocess.run(["nm", "-u", *objects], capture_output=True, text=True).stdout
-        defined = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, text=True).stdout
-        have = {x.split()[-1] for x in defined.splitlines() if len(x.split()) > 2}
-        missing = {m for m in re.findall(r"U (_ZNK?9pagedkern\S+)", undefined) if m not in have}
-        if not missing and len(objects) == len(line.split(": link ")[1].split()):
-            return 0
-        print("pagedkern: STUBS for", *sorted(missing), flush=True)
-        stub = self.dir / "stubs.c"
-        body = '#include <stdio.h>\n#include <stdlib.h>\nvoid pk_stub(void){fprintf(stderr,"pagedkern stub\\n");abort();}\n'
-        body += 'const char* pk_simd(void){return "generic";}\n'
-        for m in missing:
-            body += f'__asm__(".globl {m}\\n.set {m}, {"pk_simd" if "simd_level" in m else "pk_stub"}");\n'
-        stub.write_text(body)
-        subprocess.run(
-            f"{self.tools.cxx} -shared -fPIC -x c {stub} -x none {' '.join(objects)} -o {output} {libs}",
-            shell=True,
-            check=True,
-        )
-        return 0
+        if subprocess.run(command).returncode != 0:
+            sys.exit("pagedkern: the build failed, see above")
 
 
 # ------------------------------------------------------------------------------------------------------------- setup
@@ -284,13 +301,12 @@ class NinjaBuild:
 class BuildWithNinja(build_ext):
     """`build_ext` that hands the work to ninja and copies the two binaries to where the package is."""
 
-    def _targets(self):
-        package = Path("pagedkern") if self.inplace else Path(self.build_lib) / "pagedkern"
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        return {"libpagedkern_ops.so": package / "libpagedkern_ops.so", f"_C{suffix}": package / f"_C{suffix}"}
+    def finalize_options(self):
+        super().finalize_options()
+        self.ninja = NinjaBuild(self.distribution.get_version())
 
     def run(self):
-        build = NinjaBuild(self.distribution.get_version())
+        build = self.ninja
         build.dir.mkdir(parents=True, exist_ok=True)
         # Two builds of one checkout at once would write the same objects.
         with open(build.dir / "lock", "w") as lock:
@@ -298,25 +314,26 @@ class BuildWithNinja(build_ext):
             build.write()
             if build.tools.cuda_missing:
                 print(f"pagedkern: the CUDA kernels are left out: {build.tools.cuda_missing}", flush=True)
-            code = build.run()
-            for name, target in self._targets().items():
-                if not (build.dir / name).exists():
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # By rename: a process that has the old library mapped keeps it.
-                temporary = target.with_name(f".{target.name}.{os.getpid()}")
-                shutil.copy2(build.dir / name, temporary)
-                os.replace(temporary, target)
-            if code != 0:
-                sys.exit("pagedkern: the build failed, see above")
+            build.run()
+            for name in build.outputs:
+                self._install(build.dir / name, self._package(self.inplace) / name)
+
+    def _package(self, inplace):
+        return Path("pagedkern") if inplace else Path(self.build_lib, "pagedkern")
+
+    def _install(self, binary, target):
+        """By rename: a process that has the old library mapped keeps it."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copy2(binary, temporary)
+        os.replace(temporary, target)
 
     def get_outputs(self):
-        return [str(t) for t in self._targets().values()]
+        return [str(self._package(self.inplace) / name) for name in self.ninja.outputs]
 
     def get_output_mapping(self):
-        if not self.inplace:
-            return {}
-        return {str(Path(self.build_lib) / "pagedkern" / t.name): str(t) for t in self._targets().values()}
+        names = self.ninja.outputs if self.inplace else []
+        return {str(self._package(False) / name): str(self._package(True) / name) for name in names}
 
 
 class CleanBuildPy(build_py):
@@ -332,7 +349,7 @@ class CleanBuildPy(build_py):
 PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_kernels").exists() else {}
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
-SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU + VGPU_FAMILIES
+SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU + VGPU_FAMILIES + VGPU_RUNTIME
 HEADERS = [path for suffix in ("h", "cuh", "inc") for path in _glob(f"csrc/**/*.{suffix}")]
 
 if __name__ == "__main__":
