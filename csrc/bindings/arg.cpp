@@ -79,6 +79,9 @@ Arg::Arg(const char* name, const Tensor& tensor, int32_t list_index) : name(name
     last += (sizes[d] - 1) * strides[d];
   }
   extent = numel == 0 ? 0 : (last + 1) * itemsize;
+#ifdef PAGEDKERN_VGPU
+  grant = vgpu::grant_memory(data, static_cast<uint64_t>(extent), label());
+#endif
 }
 
 DType Arg::dtype() const {

@@ -8,6 +8,9 @@
 #include <string>
 
 #include "common/dtypes.h"
+#ifdef PAGEDKERN_VGPU
+#include "vgpu/device.h"
+#endif
 
 namespace pagedkern::bindings {
 
@@ -38,6 +41,9 @@ struct Arg {
   Kind kind = Kind::kOther;
   int32_t device_type = 0;  // torch's code
   int32_t device_index = 0;
+#ifdef PAGEDKERN_VGPU
+  vgpu::MemoryGrant grant;  // the kernels of a call may use its arguments' memory, and nothing else
+#endif
 
   Arg(const char* name, const Tensor& tensor, int32_t list_index = -1);
 

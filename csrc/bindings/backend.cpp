@@ -4,8 +4,6 @@
 
 namespace pagedkern::bindings {
 
-const Backend* const kCudaTensors = nullptr;
-
 const Backend& backend_for(const char* op, const Arg& tensor) {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();

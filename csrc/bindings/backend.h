@@ -36,6 +36,8 @@ struct Backend {
   bool host_values;          // index tensors are read and checked on every call: a wrong one would touch wild memory
   const char* absent;        // what to say where an entry below is null
   const char* (*kernels)();  // which of its kernels this machine runs, for the log
+  // Copies from the memory of its tensors, after all earlier work; null: the host reads that memory as it is.
+  void (*read)(void* to, const void* from, int64_t bytes, const Place&);
 
   void (*reshape_and_cache)(const CacheWriteParams&, const Place&);
   void (*reshape_and_cache_dynamic)(const CacheWriteParams&, const Place&);

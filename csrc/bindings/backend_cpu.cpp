@@ -49,6 +49,7 @@ const Backend kCpuBackend = {
     .host_values = true,
     .absent = "",
     .kernels = cpu::simd_level,
+    .read = nullptr,
     .reshape_and_cache = [](const CacheWriteParams& p, const Place&) { cpu::reshape_and_cache(p, thread_pool()); },
     .reshape_and_cache_dynamic = [](const CacheWriteParams& p,
                                     const Place&) { cpu::reshape_and_cache_dynamic(p, thread_pool()); },

@@ -1,5 +1,6 @@
 // reshape_and_cache, reshape_and_cache_dynamic, rope_reshape_and_cache.
 #include "bindings/checks.h"
+#include "bindings/host_view.h"
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/value_checks.h"
@@ -63,11 +64,22 @@ struct WriteArgs {
     check_last_contiguous(op, rows);
   }
 
-  void check_values(const CacheWriteParams& params) const {
+  // `k` and `v` are the scales that are read, null where there is none.
+  void check_values(const CacheWriteParams& params, const Arg* k, const Arg* v) const {
     if (!backend.host_values && !check_mode()) return;
-    check_slots(op, params);
-    check_scales(op, params.k_scale, params.v_scale, params.cache.num_kv_heads);
-    if (check_mode()) check_write_inputs(op, params);
+    const Place place = place_of(key_cache);
+    const HostView slots(backend, place, slot_mapping), k_host(backend, place, k), v_host(backend, place, v);
+    CacheWriteParams seen = params;
+    seen.slot_mapping = slots.data();
+    seen.k_scale.data = k_host.as<float>();
+    seen.v_scale.data = v_host.as<float>();
+    check_slots(op, seen);
+    check_scales(op, seen.k_scale, seen.v_scale, seen.cache.num_kv_heads);
+    if (!check_mode()) return;
+    const HostView key_host(backend, place, key), value_host(backend, place, value);
+    seen.key = key_host.data();
+    seen.value = value_host.data();
+    check_write_inputs(op, seen);
   }
 };
 
@@ -91,8 +103,8 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
   const Arg* v = pointer(v_scale_arg);
   check_written(op, args.key_cache, {&args.value_cache, &args.key, &args.value, &args.slot_mapping, k, v});
   check_written(op, args.value_cache, {&args.key, &args.value, &args.slot_mapping, k, v});
-  args.check_values(params);
   const auto run = entry(op, args.backend, args.backend.reshape_and_cache);
+  args.check_values(params, k, v);
   if (params.num_slots > 0) run(params, place_of(args.key_cache));
 }
 
@@ -117,10 +129,10 @@ void reshape_and_cache_dynamic(const Tensor& key, const Tensor& value, const Ten
   check_written(op, args.value_cache, {&k, &v, &args.key, &args.value, &args.slot_mapping});
   check_written(op, k, {&v, &args.key, &args.value, &args.slot_mapping});
   check_written(op, v, {&args.key, &args.value, &args.slot_mapping});
-  args.check_values(params);  // before the scales are in it: they are written here, whatever they hold
+  const auto run = entry(op, args.backend, args.backend.reshape_and_cache_dynamic);
+  args.check_values(params, nullptr, nullptr);  // before the scales are in it: they are written, whatever they hold
   params.k_scale = {k.as<float>(), k.stride(0), k.stride(1), k.stride(2)};
   params.v_scale = {v.as<float>(), v.stride(0), v.stride(1), v.stride(2)};
-  const auto run = entry(op, args.backend, args.backend.reshape_and_cache_dynamic);
   if (params.num_slots > 0) run(params, place_of(args.key_cache));
 }
 
@@ -191,10 +203,10 @@ void rope_reshape_and_cache(const Tensor& query, const Tensor& key, const Tensor
   check_written(op, args.key, {&args.value, &args.key_cache, &args.value_cache, &position_arg, &cos_sin, slots, k, v});
   check_written(op, args.key_cache, {&args.value_cache, &args.value, &position_arg, &cos_sin, slots, k, v});
   check_written(op, args.value_cache, {&args.value, &position_arg, &cos_sin, slots, k, v});
-  if (args.backend.host_values || check_mode()) check_positions(op, rope, params.num_slots);
-  args.check_values(params);
-  if (check_mode()) check_rope_inputs(op, params, rope);
   const auto run = entry(op, args.backend, args.backend.rope_reshape_and_cache);
+  if (args.backend.host_values || check_mode()) check_positions(op, rope, params.num_slots);
+  args.check_values(params, k, v);
+  if (check_mode()) check_rope_inputs(op, params, rope);
   if (params.num_slots > 0) run(params, rope, place_of(args.key_cache));
 }
 

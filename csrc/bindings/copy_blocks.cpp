@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bindings/checks.h"
+#include "bindings/host_view.h"
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/value_checks.h"
@@ -10,6 +11,18 @@ namespace pagedkern::bindings {
 namespace {
 
 constexpr const char* kOp = "copy_blocks";
+
+// Whether the kernels get the mapping from the host, who checks it. On the virtual GPU every tensor is on the CPU: a
+// short mapping stands for one of the host, a longer one for one of the device, so that both ways are taken.
+bool is_host_mapping(const Arg& mapping) {
+  if (mapping.device_type != aoti_torch_device_type_cpu()) return false;
+#ifdef PAGEDKERN_VGPU
+  constexpr int64_t kHostPairs = 4;
+  return mapping.size(0) <= kHostPairs;
+#else
+  return true;
+#endif
+}
 
 std::vector<Arg> args_of(const char* name, const std::vector<Tensor>& tensors) {
   std::vector<Arg> args;
@@ -62,9 +75,17 @@ void copy_blocks(std::vector<Tensor> key_caches, std::vector<Tensor> value_cache
     layers[i] = {paged(keys[i]), paged(values[i])};
     num_blocks = std::min({num_blocks, keys[i].size(0), values[i].size(0)});
   }
-  const bool mapping_on_cpu = mapping.device_type == aoti_torch_device_type_cpu();
-  if (!mapping_on_cpu) check_same_device(kOp, mapping, keys[0]);
-  if (mapping_on_cpu) check_mapping(kOp, mapping, num_blocks, num_blocks, /*one_side=*/true);
+  const bool host_mapping = is_host_mapping(mapping);
+  if (mapping.device_type != aoti_torch_device_type_cpu()) check_same_device(kOp, mapping, keys[0]);
+  const auto run = entry(kOp, backend, backend.copy_blocks);
+  if (host_mapping) {
+    check_mapping(kOp, mapping, num_blocks, num_blocks, /*one_side=*/true);
+  } else if (check_mode()) {
+    const HostView host(backend, place_of(keys[0]), mapping);
+    Arg seen = mapping;
+    seen.data = const_cast<char*>(host.data());
+    check_mapping(kOp, seen, num_blocks, num_blocks, /*one_side=*/true);
+  }
   CopyBlocksParams params{};
   params.layers = layers.data();
   params.num_layers = static_cast<int32_t>(layers.size());
@@ -77,7 +98,7 @@ void copy_blocks(std::vector<Tensor> key_caches, std::vector<Tensor> value_cache
   params.mapping_stride_pair = mapping.stride(0);
   params.mapping_stride_side = mapping.stride(1);
   params.num_pairs = mapping.size(0);
-  const auto run = entry(kOp, backend, backend.copy_blocks);
+  params.mapping_on_host = host_mapping;
   if (params.num_pairs > 0 && keys[0].numel > 0) run(params, place_of(keys[0]));
 }
 

@@ -67,12 +67,12 @@ void gather_cache(const Tensor& key, const Tensor& value, const Tensor& key_cach
   params.block_table = table.as<const int32_t>();
   params.block_table_stride = table.stride(0);
   params.max_blocks = table.size(1);
+  const auto run = entry(kOp, backend, backend.gather_cache);
   if (backend.host_values || check_mode()) {
     check_gather_indices(kOp, params);
     check_scales(kOp, params.k_scale, params.v_scale, params.cache.num_kv_heads);
   }
   if (check_mode()) check_gather_inputs(kOp, params);
-  const auto run = entry(kOp, backend, backend.gather_cache);
   if (params.total > 0 && params.num_seqs > 0) run(params, place_of(kc));
 }
 

@@ -80,8 +80,8 @@ void merge_attention_states(const Tensor& out, const OptionalTensor& lse, const 
   params.out_dtype = o.dtype();
   params.a_dtype = a.dtype();
   params.b_dtype = b.dtype();
-  if (check_mode()) check_merge_inputs(kOp, params);
   const auto run = entry(kOp, backend, backend.merge_attention_states);
+  if (check_mode()) check_merge_inputs(kOp, params);
   if (o.numel > 0) run(params, place_of(o));
 }
 

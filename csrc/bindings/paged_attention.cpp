@@ -197,12 +197,12 @@ void paged_attention(const Tensor& out, const Tensor& query, const Tensor& key_c
   params.num_splits = static_cast<int32_t>(num_splits);
   if (a.workspace.has_value()) fill_workspace(*a.workspace, a.query, params);
   check_outputs(a);
+  const auto run = entry(kOp, backend, backend.paged_attention);
   if (backend.host_values || check_mode()) {
     check_attention_indices(kOp, params);
     check_scales(kOp, params.k_scale, params.v_scale, params.cache.num_kv_heads);
   }
   if (check_mode()) check_attention_inputs(kOp, params);
-  const auto run = entry(kOp, backend, backend.paged_attention);
   if (params.num_tokens == 0 || params.num_seqs == 0) return;
   if (log_enabled()) log_call(params, a, backend);
   run(params, place_of(a.query));

@@ -11,11 +11,11 @@ namespace pagedkern {
 // rows that are contiguous in every cache have been merged by the launcher.
 template <int kLayers>
 struct CopyBlocksKernelParams {
-  CopyBlocksLayer layers[kLayers];                       // strides in bytes
+  CopyBlocksLayer layers[kLayers];                          // strides in bytes
   int64_t inline_pairs[2 * BlockCopyConfig::kInlinePairs];  // the mapping, where block_mapping is null
-  const int64_t* block_mapping;                          // [num_pairs, 2] (source, destination) or null
-  int64_t mapping_stride_pair;                           // elements
-  int64_t mapping_stride_side;                           // elements
+  const int64_t* block_mapping;                             // [num_pairs, 2] (source, destination) or null
+  int64_t mapping_stride_pair;                              // elements
+  int64_t mapping_stride_side;                              // elements
   int64_t num_pairs;
   int64_t num_blocks;  // ids beyond it are skipped
   int64_t num_tokens;

@@ -20,7 +20,7 @@ struct CopyBlocksParams {
   int64_t block_size;
   int32_t num_kv_heads;
   int32_t head_dim;
-  int32_t itemsize;             // bytes of one element
+  int32_t itemsize;              // bytes of one element
   const int64_t* block_mapping;  // [num_pairs, 2] (source, destination)
   int64_t mapping_stride_pair;   // elements
   int64_t mapping_stride_side;   // elements

@@ -70,6 +70,7 @@ static __device__ __forceinline__ void write_token(const void* source, int64_t s
   const int per_head = p.cache.head_dim / Row::kElements;
   const int total = per_head * p.cache.num_kv_heads;
   const auto* rows = static_cast<const typename Row::Source*>(source) + token * stride_token;
+#pragma unroll 2  // four at a time spill the narrowest copy's addresses
   for (int i = threadIdx.x; i < total; i += CacheWriteConfig::kThreads) {
     const int head = i / per_head;
     const int element = (i - head * per_head) * Row::kElements;

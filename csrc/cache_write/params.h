@@ -32,8 +32,8 @@ struct CacheWriteParams {
 // reshape_and_cache_dynamic writes its scales through the same two KvScale members of CacheWriteParams.
 
 struct RopeParams {
-  void* query;                // [num_tokens, num_heads, head_dim], rotated in place, dtype of CacheWriteParams
-  void* key;                  // the same memory as CacheWriteParams::key, rotated in place
+  void* query;                 // [num_tokens, num_heads, head_dim], rotated in place, dtype of CacheWriteParams
+  void* key;                   // the same memory as CacheWriteParams::key, rotated in place
   int64_t query_stride_token;  // elements
   int64_t query_stride_head;   // elements
   int32_t num_heads;

@@ -8,7 +8,9 @@ namespace pagedkern {
 // Gathers addresses and byte strides; width() is the widest power of two up to 16 bytes that divides them all.
 class AccessWidth {
  public:
-  AccessWidth& pointer(const void* address) { return bytes(static_cast<int64_t>(reinterpret_cast<uintptr_t>(address))); }
+  AccessWidth& pointer(const void* address) {
+    return bytes(static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)));
+  }
   AccessWidth& bytes(int64_t count) {
     bits_ |= static_cast<uint64_t>(count);
     return *this;

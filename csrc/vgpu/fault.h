@@ -5,18 +5,19 @@
 #include <string>
 #include <vector>
 
+#include "vgpu/export.h"
 #include "vgpu/types.h"
 
 namespace pagedkern::vgpu {
 
 // PTX that cannot be executed exactly: every reason found, one per line, each with its PTX line.
-class ParseError : public std::runtime_error {
+class PAGEDKERN_VGPU_API ParseError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 // A launch that real hardware would refuse, or arguments that do not fit the kernel.
-class LaunchError : public std::runtime_error {
+class PAGEDKERN_VGPU_API LaunchError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -32,7 +33,7 @@ struct FaultSite {
 
 // kind: "out_of_bounds", "misaligned", "uninitialized", "race", "divergent_barrier", "deadlock", "async", "trap",
 // "budget", "invalid" (an operand value the instruction does not allow).
-class KernelFault : public std::runtime_error {
+class PAGEDKERN_VGPU_API KernelFault : public std::runtime_error {
  public:
   KernelFault(std::string kind, std::string detail, FaultSite site)
       : std::runtime_error(describe(kind, detail, site)),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "vgpu/counters.h"
+#include "vgpu/export.h"
 #include "vgpu/fault.h"
 #include "vgpu/memory.h"
 #include "vgpu/program.h"
@@ -46,10 +47,10 @@ struct DeviceLimits {
 };
 
 // `params` is the kernel's parameter buffer, laid out by Kernel::params. Throws LaunchError or KernelFault.
-LaunchReport launch(const Kernel& kernel, const LaunchConfig& config, const std::vector<u8>& params,
+PAGEDKERN_VGPU_API LaunchReport launch(const Kernel& kernel, const LaunchConfig& config, const std::vector<u8>& params,
                     GlobalMemory& memory, const LaunchOptions& options);
 
 // Process-wide: how often each form (Form::index) was executed by any launch, for the coverage table.
-std::vector<u64> executed_forms();
+PAGEDKERN_VGPU_API std::vector<u64> executed_forms();
 
 }  // namespace pagedkern::vgpu

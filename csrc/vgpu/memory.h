@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "vgpu/export.h"
 #include "vgpu/types.h"
 
 namespace pagedkern::vgpu {
@@ -44,7 +45,7 @@ struct Allocation {
   u64 first_sector() const { return base / kSectorBytes; }
 };
 
-class GlobalMemory {
+class PAGEDKERN_VGPU_API GlobalMemory {
  public:
   // A host range; overlapping ranges become one. `initialized` false: reads before writes are faults.
   void add(u64 base, u64 bytes, const std::string& name, bool initialized = true, bool read_only = false);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "vgpu/ast.h"
+#include "vgpu/export.h"
 #include "vgpu/types.h"
 
 namespace pagedkern::vgpu {
@@ -157,7 +158,7 @@ struct ModuleVariable {
   u64 bytes = 0;
 };
 
-class Program {
+class PAGEDKERN_VGPU_API Program {
  public:
   static std::shared_ptr<Program> compile(const std::string& ptx);
   const Kernel& kernel(const std::string& name) const;  // throws LaunchError naming what there is

@@ -8,9 +8,9 @@
 #include <map>
 #include <set>
 
+#include "vgpu/device.h"
 #include "vgpu/launch.h"
 #include "vgpu/registry.h"
-#include "vgpu/tma_map.h"
 
 namespace pagedkern::vgpu {
 namespace {
@@ -60,6 +60,20 @@ py::dict report_dict(const Kernel& kernel, const LaunchReport& r) {
   return d;
 }
 
+LaunchOptions to_options(const py::dict& options) {
+  LaunchOptions o;
+  o.seed = options["seed"].cast<u64>();
+  o.async_completion = AsyncCompletion(options["async_completion"].cast<int>());
+  o.check_uninitialized = options["uninitialized"].cast<bool>();
+  o.check_races = options["races"].cast<bool>();
+  o.check_barriers = options["barriers"].cast<bool>();
+  o.check_async = options["async"].cast<bool>();
+  o.counters = options["counters"].cast<bool>();
+  o.max_warp_instructions = options["max_warp_instructions"].cast<u64>();
+  o.threads = options["threads"].cast<int>();
+  return o;
+}
+
 py::dict run(const std::shared_ptr<Program>& program, const std::string& name, const py::tuple& grid,
              const py::tuple& block, const py::tuple& cluster, u32 shared_bytes, const py::bytes& params,
              const std::vector<py::tuple>& ranges, const py::dict& options) {
@@ -71,16 +85,7 @@ py::dict run(const std::shared_ptr<Program>& program, const std::string& name, c
   for (const py::tuple& r : ranges) {
     memory.add(r[0].cast<u64>(), r[1].cast<u64>(), r[2].cast<std::string>(), r[3].cast<bool>(), r[4].cast<bool>());
   }
-  LaunchOptions o;
-  o.seed = options["seed"].cast<u64>();
-  o.async_completion = AsyncCompletion(options["async_completion"].cast<int>());
-  o.check_uninitialized = options["uninitialized"].cast<bool>();
-  o.check_races = options["races"].cast<bool>();
-  o.check_barriers = options["barriers"].cast<bool>();
-  o.check_async = options["async"].cast<bool>();
-  o.counters = options["counters"].cast<bool>();
-  o.max_warp_instructions = options["max_warp_instructions"].cast<u64>();
-  o.threads = options["threads"].cast<int>();
+  const LaunchOptions o = to_options(options);
   LaunchReport report;
   {
     py::gil_scoped_release release;
@@ -144,9 +149,8 @@ py::bytes encode_tensor_map(u32 type, u64 address, const std::vector<u64>& dims,
   map.swizzle = swizzle;
   map.l2_promotion = l2_promotion;
   map.nan_fill = nan_fill;
-  if (const std::string problem = tensor_map_problem(map); !problem.empty()) throw py::value_error(problem);
   u8 bytes[kTensorMapBytes];
-  tensor_map_encode(map, bytes);
+  if (const std::string problem = make_tensor_map(map, bytes); !problem.empty()) throw py::value_error(problem);
   return py::bytes(reinterpret_cast<const char*>(bytes), kTensorMapBytes);
 }
 
@@ -190,7 +194,23 @@ void init_python(py::module_& m) {
         return names;
       });
   m.def("launch", &run);
-  m.def("encode_tensor_map", &encode_tensor_map, "The 128 bytes of a tensor map; ValueError names the argument that is wrong.");
+  m.def(
+      "set_options",
+      [](const py::object& options) {
+        const LaunchOptions o = options.is_none() ? LaunchOptions{} : to_options(options);
+        set_thread_options(options.is_none() ? nullptr : &o);
+      },
+      "How launches that compiled host code makes in this thread run; None: the defaults, and no reports are kept.");
+  m.def(
+      "take_reports",
+      [] {
+        py::list out;
+        for (const FinishedLaunch& l : take_thread_reports()) out.append(report_dict(*l.kernel, l.report));
+        return out;
+      },
+      "Reports of those launches since the last call, oldest first.");
+  m.def("encode_tensor_map", &encode_tensor_map,
+        "The 128 bytes of a tensor map; ValueError names the argument that is wrong.");
   m.def("level", &Registry::level);
   m.def(
       "forms",

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "vgpu/export.h"
 #include "vgpu/program.h"
 
 namespace pagedkern::vgpu {
@@ -42,7 +43,7 @@ enum class InstClass : u8 {
   kOther,
   kCount
 };
-const char* class_name(InstClass c);
+PAGEDKERN_VGPU_API const char* class_name(InstClass c);
 
 // Fills ctx.out() from ctx.inst(); calls ctx.reject(reason) for operands it cannot take.
 using DecodeFn = void (*)(DecodeContext& ctx, const Form& form);
@@ -57,7 +58,7 @@ struct Form {
   u32 index = 0;
 };
 
-class Registry {
+class PAGEDKERN_VGPU_API Registry {
  public:
   static const Registry& instance();
   static const char* level();  // which build of the family files is in use

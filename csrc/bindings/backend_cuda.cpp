@@ -1,0 +1,123 @@
+// The launchers of the CUDA kernels as a backend: for CUDA tensors, and for CPU tensors in the build for the virtual
+// GPU.
+#include "bindings/backend.h"
+
+#if defined(PAGEDKERN_WITH_CUDA) || defined(PAGEDKERN_VGPU)
+
+#include <cuda_runtime_api.h>
+
+#include "block_copy/launcher.h"
+#include "cache_write/launcher.h"
+#include "common/status.h"
+
+#ifndef PAGEDKERN_VGPU
+#include <torch/csrc/stable/accelerator.h>
+
+#include "bindings/cuda_stream.h"
+#endif
+
+namespace pagedkern::bindings {
+namespace {
+
+// The device of a call is the current one for as long as this lives; its current stream takes the work.
+class Turn {
+ public:
+#ifdef PAGEDKERN_VGPU
+  explicit Turn(const Place&) {}
+  void* stream() const { return nullptr; }
+#else
+  explicit Turn(const Place& place) : guard_(place.device_index), stream_(current_cuda_stream(place.device_index)) {}
+  void* stream() const { return stream_; }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_;
+#endif
+};
+
+void require(const char* op, const Status& status) {
+  if (!status.ok()) throw std::runtime_error(std::string(op) + ": " + status.message);
+}
+
+void require(const char* op, cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(op) + ": " + cudaGetErrorString(error));
+}
+
+void reshape_and_cache(const CacheWriteParams& params, const Place& place) {
+  const Turn turn(place);
+  require("reshape_and_cache", launch_reshape_and_cache(params, turn.stream()));
+}
+
+void copy_blocks(const CopyBlocksParams& params, const Place& place) {
+  const Turn turn(place);
+  require("copy_blocks", launch_copy_blocks(params, turn.stream()));
+}
+
+void copy_rows(const RowCopy* copies, int64_t count, const Place& place) {
+  const Turn turn(place);
+  const auto stream = static_cast<cudaStream_t>(turn.stream());
+  for (int64_t i = 0; i < count; ++i) {
+    const RowCopy& c = copies[i];
+    const auto bytes = static_cast<size_t>(c.bytes);
+    require("swap_blocks", c.rows == 1 ? cudaMemcpyAsync(c.destination, c.source, bytes, cudaMemcpyDefault, stream)
+                                       : cudaMemcpy2DAsync(c.destination, static_cast<size_t>(c.destination_pitch),
+                                                           c.source, static_cast<size_t>(c.source_pitch), bytes,
+                                                           static_cast<size_t>(c.rows), cudaMemcpyDefault, stream));
+  }
+}
+
+#ifndef PAGEDKERN_VGPU
+void read(void* to, const void* from, int64_t bytes, const Place& place) {
+  const Turn turn(place);
+  const auto stream = static_cast<cudaStream_t>(turn.stream());
+  require("check mode", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream));
+  require("check mode", cudaStreamSynchronize(stream));
+}
+#endif
+
+const Backend kCudaBackend = {
+#ifdef PAGEDKERN_VGPU
+    .name = "virtual GPU",
+#else
+    .name = "CUDA",
+#endif
+    .float32 = false,
+    .host_values = false,
+    .absent = "there is no CUDA kernel for it yet; the CPU has one",
+    .kernels = [] { return "sm_90a"; },
+#ifdef PAGEDKERN_VGPU
+    .read = nullptr,
+#else
+    .read = read,
+#endif
+    .reshape_and_cache = reshape_and_cache,
+    .reshape_and_cache_dynamic = nullptr,
+    .rope_reshape_and_cache = nullptr,
+    .paged_attention = nullptr,
+    .merge_attention_states = nullptr,
+    .gather_cache = nullptr,
+    .copy_blocks = copy_blocks,
+    .copy_rows = copy_rows,
+    .paged_attention_workspace_size = nullptr,
+};
+
+}  // namespace
+
+#ifdef PAGEDKERN_VGPU
+const Backend* const kCpuTensors = &kCudaBackend;
+const Backend* const kCudaTensors = nullptr;
+#else
+const Backend* const kCudaTensors = &kCudaBackend;
+#endif
+
+}  // namespace pagedkern::bindings
+
+#else
+
+namespace pagedkern::bindings {
+
+const Backend* const kCudaTensors = nullptr;
+
+}  // namespace pagedkern::bindings
+
+#endif
