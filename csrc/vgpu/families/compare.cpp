@@ -114,6 +114,7 @@ void decode_setp(DecodeContext& ctx, const Form& form) {
   Inst& out = ctx.out();
   const Operand& d = ctx.operand(0);
   out.op[0] = ctx.dst(d, 1);
+  ctx.require(width != 'e' || d.pair.empty(), "one predicate is the result for a single f16 or bf16");
   if (!d.pair.empty()) out.op[1] = ctx.dst(d.pair[0], 1);
   out.op[2] = ctx.src(ctx.operand(1), bits, imm);
   out.op[3] = ctx.src(ctx.operand(2), bits, imm);

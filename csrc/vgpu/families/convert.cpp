@@ -262,21 +262,33 @@ void add_cvt(Registry& r, const Spec& s) {
   r.add(name, kClass, decode_cvt, convert_any, pack(s));
 }
 
+// Every value of `from` is one of `to`: PTX has no .sat for those.
+constexpr bool holds(u32 to, u32 from) {
+  if (is_signed(from) && !is_signed(to)) return false;
+  return kTypeBits[to] > kTypeBits[from] || (kTypeBits[to] == kTypeBits[from] && is_signed(to) == is_signed(from));
+}
+
 void add_int_forms(Registry& r) {
   for (u32 to = 0; to < kF16; ++to) {
+    const bool byte = kTypeBits[to] == 8;
     for (u32 from = 0; from < kF16; ++from) {
-      for (bool sat : {false, true}) add_cvt(r, {from, to, kNone, false, sat, false, false});
+      add_cvt(r, {from, to, kNone, false, false, false, false});
+      if (!holds(to, from)) add_cvt(r, {from, to, kNone, false, true, false, false});
     }
     for (u32 from : {kF16, kBF16, kF32, kF64}) {
+      if (from == kBF16 && byte) continue;
       for (u32 round : {kRni, kRzi, kRmi, kRpi}) {
         for (bool sat : {false, true}) {
+          if (from == kBF16 && sat) continue;
           add_cvt(r, {from, to, round, false, sat, false, false});
           if (from == kF32) add_cvt(r, {from, to, round, true, sat, false, false});
         }
       }
     }
     for (u32 round : {kRn, kRz, kRm, kRp}) {
-      for (u32 f : {kF16, kBF16, kF32, kF64}) add_cvt(r, {to, f, round, false, false, false, false});
+      for (u32 f : {kF16, kBF16, kF32, kF64}) {
+        if (f != kBF16 || !byte) add_cvt(r, {to, f, round, false, false, false, false});
+      }
     }
   }
 }
@@ -292,11 +304,13 @@ void add_float_forms(Registry& r) {
   }
   for (bool sat : {false, true}) {  // widening
     for (auto [from, to] : {std::pair{kF16, kF32}, {kF16, kF64}, {kBF16, kF32}, {kBF16, kF64}, {kF32, kF64}}) {
+      if (sat && from == kBF16) continue;
       add_cvt(r, {from, to, kNone, false, sat, false, false});
       if (to == kF32 || from == kF32) add_cvt(r, {from, to, kNone, true, sat, false, false});
     }
     for (u32 round : {kRn, kRz, kRm, kRp}) {  // narrowing
       for (auto [from, to] : {std::pair{kF64, kF32}, {kF64, kF16}, {kF64, kBF16}, {kF32, kF16}, {kF32, kBF16}}) {
+        if (sat && to == kBF16) continue;
         add_cvt(r, {from, to, round, false, sat, false, false});
         if (to == kF32 || from == kF32) add_cvt(r, {from, to, round, true, sat, false, false});
       }
@@ -342,7 +356,7 @@ void add_pairs(Registry& r, const std::string& tail) {
 
 template <u8 (*F)(float), bool kRelu>
 u16 fp8_pair(float high, float low) {
-  if (kRelu) high = high < 0 ? 0 : high, low = low < 0 ? 0 : low;
+  if (kRelu) high = high <= 0 ? 0 : high, low = low <= 0 ? 0 : low;
   return u16(u16(F(high)) << 8 | F(low));
 }
 template <u8 (*F)(float), bool kRelu>

@@ -222,20 +222,20 @@ void register_pick(Registry& r, const std::string& name) {
   r.add(name + ".xorsign.abs.f32", kFloat, "Fff", binary<pick_float<kMax, false, false, true>, float, float>);
   r.add(name + ".ftz.xorsign.abs.f32", kFloat, "Fff", binary<pick_float<kMax, true, false, true>, float, float>);
   r.add(name + ".NaN.xorsign.abs.f32", kFloat, "Fff", binary<pick_float<kMax, false, true, true>, float, float>);
+  r.add(name + ".ftz.NaN.xorsign.abs.f32", kFloat, "Fff", binary<pick_float<kMax, true, true, true>, float, float>);
   r.add(name + ".f64", kDouble, "Ggg", binary<pick<kMax, false, double>, double, double>);
 }
 
 template <u32 kBits>
 u32 test_float(u32 bits) {
   u32 exponent = bits >> 23 & 255, fraction = bits & 0x7fffff;
-  bool nan = exponent == 255 && fraction, inf = exponent == 255 && !fraction, sub = exponent == 0 && fraction,
-       zero = exponent == 0 && !fraction;
+  bool nan = exponent == 255 && fraction, inf = exponent == 255 && !fraction, sub = exponent == 0 && fraction;
   switch (kBits) {
     case 0: return !nan && !inf;  // finite
     case 1: return inf;
     case 2: return !nan;  // number
     case 3: return nan;
-    case 4: return !nan && !inf && !sub && !zero;  // normal
+    case 4: return !nan && !inf && !sub;  // normal, zeros among them
     default: return sub;
   }
 }
