@@ -1,6 +1,6 @@
 """Check mode: rule 9 of the op contract, switched at run time."""
 
-from ._library import LIBRARY
+from ._library import switch
 
 
 class check_mode:
@@ -17,15 +17,15 @@ class check_mode:
     """
 
     def __init__(self, enabled: bool):
-        self._former = bool(LIBRARY.pagedkern_check_mode(int(bool(enabled))))
+        self._former = bool(switch("pagedkern_check_mode", int(bool(enabled))))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        LIBRARY.pagedkern_check_mode(int(self._former))
+        switch("pagedkern_check_mode", int(self._former))
 
 
 def is_check_mode() -> bool:
     """Whether check mode is on."""
-    return bool(LIBRARY.pagedkern_check_mode(-1))
+    return bool(switch("pagedkern_check_mode", -1))

@@ -2,19 +2,19 @@
 
 import sys
 
-from ._library import LIBRARY
+from ._library import switch
 
 _seen = set()
 
 
 def is_enabled() -> bool:
     """Whether the log is on: PAGEDKERN_LOG, or the last `enable`."""
-    return bool(LIBRARY.pagedkern_log(-1))
+    return bool(switch("pagedkern_log", -1))
 
 
 def enable(enabled: bool = True) -> None:
     """Turns the log on or off for the whole process."""
-    LIBRARY.pagedkern_log(int(bool(enabled)))
+    switch("pagedkern_log", int(bool(enabled)))
 
 
 def config(op: str, **facts) -> None:

@@ -2,6 +2,11 @@
 
 module = vgpu.Module(ptx_text)
 report = module.launch("kernel", grid=(8, 1, 1), block=(128, 1, 1), args=[x, y, 1024])
+
+vgpu.load_ops()
+with vgpu.session(seed=1) as s:
+    torch.ops.pagedkern_vgpu.copy_blocks(key_caches, value_caches, block_mapping)
+print(s.reports[0])
 """
 
 from pagedkern.vgpu._core import (
@@ -13,6 +18,7 @@ from pagedkern.vgpu._core import (
     instruction_forms,
 )
 from pagedkern.vgpu.module import Module, TensorMap, Uninitialized
+from pagedkern.vgpu.ops import load_ops
 from pagedkern.vgpu.report import Report
 from pagedkern.vgpu.session import Session, session
 from pagedkern.vgpu.tensor_map import tensor_map
@@ -29,6 +35,7 @@ __all__ = [
     "executed_forms",
     "find_form",
     "instruction_forms",
+    "load_ops",
     "session",
     "tensor_map",
 ]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 
+from pagedkern.vgpu._core import core
 from pagedkern.vgpu.report import Report
 
 CHECKS = ("uninitialized", "races", "barriers", "async")
@@ -27,7 +28,7 @@ class Session:
     counters: bool = True
     max_warp_instructions: int = 0
     threads: int = 0
-    reports: list[Report] = dataclasses.field(default_factory=list)
+    _reports: list[Report] = dataclasses.field(default_factory=list, repr=False)
 
     def __post_init__(self):
         if self.async_completion not in _COMPLETION:
@@ -37,6 +38,16 @@ class Session:
         if isinstance(self.checks, str) and self.checks not in ("all", "none") or unknown:
             raise ValueError(f"checks: got {self.checks!r}, expected 'all', 'none' or names out of {CHECKS}")
         self.chosen_checks = chosen
+
+    @property
+    def reports(self) -> list[Report]:
+        """One per launch so far, of modules and of compiled host code (torch.ops.pagedkern_vgpu.*) alike."""
+        self._collect()
+        return self._reports
+
+    def _collect(self) -> None:
+        if current() is self:
+            self._reports += map(Report, core.take_reports())
 
     def options(self) -> dict:
         """The settings as the executor takes them."""
@@ -56,14 +67,24 @@ def current() -> Session:
     return stack[-1] if stack else Session()
 
 
+def _enter(opened: Session | None) -> None:
+    """Makes it the one that governs launches of compiled host code in this thread; None: no session is open."""
+    core.set_options(opened.options() if opened else None)
+
+
 @contextlib.contextmanager
 def session(**settings):
-    """Opens a Session for the launches inside the `with`."""
+    """Opens a Session for the launches of this thread inside the `with`."""
     opened = Session(**settings)
     if not hasattr(_state, "stack"):
         _state.stack = []
+    if _state.stack:
+        _state.stack[-1]._collect()  # what ran before this one opened is the outer session's
     _state.stack.append(opened)
+    _enter(opened)
     try:
         yield opened
     finally:
+        opened._collect()
         _state.stack.remove(opened)
+        _enter(_state.stack[-1] if _state.stack else None)

@@ -5,18 +5,15 @@ launch(kernel, (blocks,), x, y, n, BLOCK=1024, num_warps=4)
 """
 
 import dataclasses
+import functools
+import types
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagedkern.vgpu.module import Module, Uninitialized
 from pagedkern.vgpu.report import Report
 from pagedkern.vgpu.tensor_map import tensor_map
 
-TARGET = GPUTarget("cuda", 90, 32)
 _SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 _NAMES = {
     torch.bool: "i1",
@@ -32,6 +29,21 @@ _NAMES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5",
 }
+
+
+@functools.cache
+def _triton() -> types.SimpleNamespace:
+    """What is used of Triton, imported when the first kernel is compiled."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return types.SimpleNamespace(
+        compile=functools.partial(triton.compile, target=GPUTarget("cuda", 90, 32)),
+        source=ASTSource,
+        descriptor=TensorDescriptor,
+    )
 
 
 @dataclasses.dataclass
@@ -53,7 +65,7 @@ def _is_aligned(value) -> bool:
 
 
 def _type_of(value) -> str:
-    if isinstance(value, TensorDescriptor):
+    if isinstance(value, _triton().descriptor):
         block = ",".join(str(b) for b in value.block_shape)
         return f"tensordesc<{_NAMES[value.base.dtype]}[{block}]>"
     if isinstance(value, torch.Tensor):
@@ -90,12 +102,12 @@ def compile_kernel(fn, *args, **kwargs) -> Compiled:
             constants[name] = value
         elif signature[name][0] in "*i" and signature[name] != "i1" and _is_aligned(value):
             attributes[(k,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn, signature, constants, attributes)
-    kernel = triton.compile(source, target=TARGET, options=options)
+    source = _triton().source(fn, signature, constants, attributes)
+    kernel = _triton().compile(source, options=options)
     return Compiled(kernel, Module(kernel.asm["ptx"]), signature)
 
 
-def _describe(descriptor: TensorDescriptor, meta) -> list:
+def _describe(descriptor, meta) -> list:
     """The parameters a host-side descriptor becomes: the map, the shape, the strides."""
     map_ = tensor_map(
         torch.as_strided(descriptor.base, descriptor.shape, descriptor.strides),
@@ -130,7 +142,7 @@ def launch_compiled(compiled: Compiled, grid, *args) -> Report:
     for kind, value in zip(compiled.signature.values(), args, strict=True):
         if kind == "constexpr":
             continue
-        values += _describe(value, descriptors.pop(0)) if isinstance(value, TensorDescriptor) else [value]
+        values += _describe(value, descriptors.pop(0)) if isinstance(value, _triton().descriptor) else [value]
     grid = tuple(grid) + (1,) * (3 - len(grid))
     ctas = meta.num_ctas
     blocks = grid[0] * grid[1] * grid[2] * ctas
