@@ -224,15 +224,17 @@ def caught(judge, cases, mutant) -> bool:
     for case in cases:
         try:
             judge(mutant, case)
-        except AssertionError:
+        except (AssertionError, IndexError):  # IndexError: it followed a block id that must not be used
             return True
     return False
 
 
 @pytest.mark.parametrize("name", ATTENTION_MUTANTS)
 def test_wrong_attention_is_caught(name):
-    cases = [case for case in ATTENTION_CASES if case.work < 300_000]
-    assert caught(judge_attention, cases[::-1], Mutant(**ATTENTION_MUTANTS[name])), f"nothing catches: {name}"
+    # Small cases, those with most options first: they catch most mutants at once.
+    cases = sorted(ATTENTION_CASES, key=lambda case: -bool(case.softcap) - case.alibi - case.sinks)
+    cases = [case for case in cases if case.work < 300_000]
+    assert caught(judge_attention, cases, Mutant(**ATTENTION_MUTANTS[name])), f"nothing catches: {name}"
 
 
 @pytest.mark.parametrize("name", WRITE_MUTANTS)

@@ -14,7 +14,9 @@ LEVELS = pagedkern.build_info()["cpu_simd_levels"]
 USED = pagedkern.build_info()["cpu_simd"]
 RUNNABLE = LEVELS[: LEVELS.index(USED) + 1]
 # Shapes, dtypes, masks and layouts of the case lists, chosen so that one level takes some seconds.
-SUBSET = "head_dim or dtype or causal_15 or alibi or odd or splits-num or every_byte or rounding or seed"
+SUBSET = (
+    "decode-head_dim or fp32-cache_dtype or causal_15 or layout_odd or splits-num or every_byte or rounding or seed"
+)
 
 
 def test_levels_are_told_from_the_least_to_the_best():
