@@ -66,7 +66,7 @@ def special_floats(fmt):
 
 
 def pool(kind, count, rng):
-    """`count` values of a kind: integers of a width (h w x), floats by format (e f16, b bf16, f f32, g f64, E and B pairs
+    """`count` values of a kind: integers of a width (h w x), floats (e f16, b bf16, f f32, g f64, E and B pairs
     of halves), n shift amounts and other small numbers, p predicates. Special values first."""
     if kind == "p":
         return [rng.getrandbits(1) for _ in range(count)]
