@@ -21,7 +21,9 @@ constexpr int64_t kItemsPerWorker = 4;
 // Keys and values of the heads that read a tile together: this tile and the one fetched ahead of it share the L2 cache.
 constexpr int64_t kDirectTileBytes = 256 * 1024;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -167,8 +169,7 @@ struct ScratchLayout {
     take(scratch.sum, max_heads * scratch.rows * 16);
     take(scratch.packed_keys, scratch.padded_dim * kKeyTile);
     take(scratch.packed_values, kKeyTile * scratch.padded_dim);
-    take(scratch.weights, scratch.rows * kKeyTile);
-    take(scratch.rescale, scratch.rows);
+    take(scratch.weights, int64_t{kRowPadding} * kKeyTile);
     take(scratch.row_begin, scratch.rows);
     take(scratch.row_end, scratch.rows);
   }

@@ -1,5 +1,5 @@
-// What csrc/cpu/attention.cpp decides and csrc/cpu/simd/attention.cpp carries out. Plain structs only: both are compiled
-// with different instruction sets, and no inline function may be shared between them.
+// What csrc/cpu/attention.cpp decides and csrc/cpu/simd/attention.cpp carries out. Plain structs only: both are
+// compiled with different instruction sets, and no inline function may be shared between them.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,15 @@
 
 namespace pagedkern::cpu {
 
-constexpr int kKeyTile = 64;        // keys of one online-softmax step; tiles start at multiples of it
+constexpr int kKeyTile = 64;  // keys of one online-softmax step; tiles start at multiples of it
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxDirectRows = 8;   // rows of a KV head that read the cache in place; more are worth a packed tile
-constexpr int kPackedRows = 96;     // rows of a query tile that packs its keys and values
-constexpr int kRowPadding = 8;      // spare rows behind a tile's own, for kernels that take several at once
-constexpr int kAutoSplitKeys = 256; // least keys of a split where num_splits = 0
+constexpr int kMaxDirectRows = 8;    // rows of a KV head that read the cache in place; more are worth a packed tile
+constexpr int kPackedRows = 96;      // rows of a query tile that packs its keys and values
+constexpr int kRowPadding = 8;       // spare rows behind a tile's own, for kernels that take several at once
+constexpr int kAutoSplitKeys = 256;  // least keys of a split where num_splits = 0
 constexpr int kMaxAutoSplits = 16;
-constexpr int kMaxAutoSplitTokens = 16;  // of one sequence's query, on any backend: more tokens fill the machine unsplit
+constexpr int kMaxAutoSplitTokens =
+    16;  // of one sequence's query, on any backend: more tokens fill the machine unsplit
 
 // One unit of work: a query tile of one sequence, some of its KV heads, one range of keys.
 // Rows of a KV head: row = token in tile * group + query head in group.
@@ -57,8 +58,7 @@ struct AttentionScratch {
   float* sum;            // [heads, rows, 16], partial sums of each lane
   float* packed_keys;    // [padded_dim, kKeyTile]
   float* packed_values;  // [kKeyTile, padded_dim]
-  float* weights;        // [rows, kKeyTile]
-  float* rescale;        // [rows]
+  float* weights;        // [kRowPadding, kKeyTile]
   int64_t* row_begin;    // [rows], first key that the row sees
   int64_t* row_end;      // [rows], behind the last
 };

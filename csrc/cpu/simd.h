@@ -41,14 +41,14 @@ SimdLevel current_simd_level();
   namespace pagedkern::cpu::avx512_bf16 {                \
   result name parameters;                                \
   }
-#define PAGEDKERN_CALL_SIMD(name, arguments)                                                                    \
-  (::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx512Bf16                           \
-       ? ::pagedkern::cpu::avx512_bf16::name arguments                                                          \
-       : ::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx512                         \
-             ? ::pagedkern::cpu::avx512::name arguments                                                         \
-             : ::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx2                     \
-                   ? ::pagedkern::cpu::avx2::name arguments                                                     \
-                   : ::pagedkern::cpu::generic::name arguments)
+#define PAGEDKERN_CALL_SIMD(name, arguments)                                          \
+  (::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx512Bf16 \
+       ? ::pagedkern::cpu::avx512_bf16::name arguments                                \
+   : ::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx512   \
+       ? ::pagedkern::cpu::avx512::name arguments                                     \
+   : ::pagedkern::cpu::current_simd_level() == ::pagedkern::cpu::SimdLevel::kAvx2     \
+       ? ::pagedkern::cpu::avx2::name arguments                                       \
+       : ::pagedkern::cpu::generic::name arguments)
 #else
 #define PAGEDKERN_DECLARE_SIMD(result, name, parameters) \
   namespace pagedkern::cpu::generic {                    \

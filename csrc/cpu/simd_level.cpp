@@ -1,9 +1,8 @@
-#include "cpu/simd.h"
-
 #include <cstdlib>
 #include <cstring>
 
 #include "cpu/kernels.h"
+#include "cpu/simd.h"
 
 namespace pagedkern::cpu {
 namespace {
@@ -17,8 +16,8 @@ SimdLevel detect_level() {
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) {
     return SimdLevel::kGeneric;
   }
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))) {
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))) {
     return SimdLevel::kAvx2;
   }
   if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))) return SimdLevel::kAvx512;
@@ -46,6 +45,8 @@ SimdLevel current_simd_level() {
   return level;
 }
 
-const char* simd_level() { return kNames[static_cast<int>(current_simd_level())]; }
+const char* simd_level() {
+  return kNames[static_cast<int>(current_simd_level())];
+}
 
 }  // namespace pagedkern::cpu

@@ -11,7 +11,9 @@ namespace {
 
 constexpr int kStateLanes = 16;  // floats of maximum and sum for a row in AttentionScratch
 
-int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
 
 template <class Mode, class T>
 class ItemRunner {
@@ -23,7 +25,9 @@ class ItemRunner {
         scratch_(scratch),
         stride_(scratch.padded_dim),
         num_rows_(item.num_tokens * task.group),
-        block_rows_(num_rows_ == 1 ? 1 : num_rows_ == 2 ? 2 : 4) {}
+        block_rows_(num_rows_ == 1   ? 1
+                    : num_rows_ == 2 ? 2
+                                     : 4) {}
 
   void run() {
     start();
@@ -80,8 +84,8 @@ class ItemRunner {
   void run_tile(const TileOffsets& tile, const TileOffsets* next) {
     const int64_t first_key = tile.first_key;
     // Later rows begin and end later.
-    const bool mixed = scratch_.row_begin[num_rows_ - 1] > first_key + tile.begin ||
-                       scratch_.row_end[0] < first_key + tile.end;
+    const bool mixed =
+        scratch_.row_begin[num_rows_ - 1] > first_key + tile.begin || scratch_.row_end[0] < first_key + tile.end;
     TileRows<T> rows;
     Ahead ahead;
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
@@ -96,8 +100,7 @@ class ItemRunner {
     }
   }
 
-  void run_direct(const TileOffsets& tile, const TileRows<T>& rows, int64_t head, bool mixed,
-                  const Ahead* ahead) {
+  void run_direct(const TileOffsets& tile, const TileRows<T>& rows, int64_t head, bool mixed, const Ahead* ahead) {
     const ScoreRule rule(params_, head);
     for (int64_t row = 0; row < num_rows_; row += block_rows_) {
       RowLanes lanes;
@@ -151,7 +154,8 @@ class ItemRunner {
         packed.begin = place(scratch_.row_begin[row + r], tile);
         packed.end = place(scratch_.row_end[row + r], tile);
         packed.alibi = params_.alibi_slopes != nullptr;
-        packed.slope = packed.alibi ? params_.alibi_slopes[head * task_.group + (row + r) % task_.group] * kLog2E : 0.0f;
+        packed.slope =
+            packed.alibi ? params_.alibi_slopes[head * task_.group + (row + r) % task_.group] * kLog2E : 0.0f;
         packed.distance = static_cast<float>(tile.first_key - position(row + r));
         rescale[r] = weigh_row<Mode>(rule, packed, rows.key_scales, value_scales, first, last, scores + r * kKeyTile,
                                      words + r * kKeyTile, *state(scratch_.maximum, head, row + r),
@@ -160,8 +164,9 @@ class ItemRunner {
       multiply<Mode>(count, vecs, words, kKeyTile, scratch_.packed_values, stride_, first * kLanes / kStep,
                      last * kLanes / kStep, output(head, row), stride_, rescale);
       for (int r = 0; rows.num_lone > 0 && r < count; ++r) {
-        add_lone_values(rows, head_dim, place(scratch_.row_begin[row + r], tile), place(scratch_.row_end[row + r], tile),
-                        [&](int key) { return scores[r * kKeyTile + key]; }, output(head, row + r));
+        add_lone_values(
+            rows, head_dim, place(scratch_.row_begin[row + r], tile), place(scratch_.row_end[row + r], tile),
+            [&](int key) { return scores[r * kKeyTile + key]; }, output(head, row + r));
       }
     }
   }
@@ -210,8 +215,8 @@ class ItemRunner {
   }
 
   void write(int64_t head, int row, const float* output, float maximum, float sum) const {
-    write_row(params_, item_.first_token + row / task_.group, head * task_.group + row % task_.group, head, output, maximum,
-              sum);
+    write_row(params_, item_.first_token + row / task_.group, head * task_.group + row % task_.group, head, output,
+              maximum, sum);
   }
 
   const AttentionTask& task_;

@@ -123,8 +123,7 @@ struct DirectBlock {
 
 template <class Mode, class T, int kRows>
 inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rule, const TileOffsets& tile,
-                        const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride,
-                        const Ahead* ahead) {
+                        const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride, const Ahead* ahead) {
   constexpr int kStep = Mode::kStep;
   constexpr int kKeys = kLanes / kRows;
   constexpr int kGroup = kKeys * kStep > kStep ? kKeys * kStep : kStep;  // keys whose weights are packed together
@@ -213,8 +212,9 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   for (int r = 0; rows.num_lone > 0 && r < kRows; ++r) {
     float* output = block.output + r * stride;
     if constexpr (Mode::template kOwnOrder<T>) Mode::order_output(output, head_dim);
-    add_lone_values(rows, head_dim, static_cast<int>(lanes.begin[r]), static_cast<int>(lanes.end[r]),
-                    [&](int key) { return scores[key * kRows + r]; }, output);
+    add_lone_values(
+        rows, head_dim, static_cast<int>(lanes.begin[r]), static_cast<int>(lanes.end[r]),
+        [&](int key) { return scores[key * kRows + r]; }, output);
     if constexpr (Mode::template kOwnOrder<T>) Mode::order_output(output, head_dim);
   }
 }

@@ -1,10 +1,11 @@
-// How keys, values, queries and weights meet. Products are of 32-bit words: one float32, or a pair of bfloat16 where the
-// machine multiplies those and query and cache fit in them.
+// How keys, values, queries and weights meet. Products are of 32-bit words: one float32, or a pair of bfloat16 where
+// the machine multiplies those and query and cache fit in them.
 //   kStep                 elements of a word
 //   multiply_add          acc + a * b, all elements of a word into one float32
 //   load_words            kLanes words of consecutive elements of a row
-//   load_values           kStep rows, kStep * kLanes columns: out[i] holds columns i * kLanes.., a word of all rows each
-//   kOwnOrder<T>          whether rows of T are cheapest two vectors of words at a time, in an order of their own; then
+//   load_values           kStep rows, kStep * kLanes columns: out[i] holds columns i * kLanes.., a word of all rows
+//   each kOwnOrder<T>          whether rows of T are cheapest two vectors of words at a time, in an order of their own;
+//   then
 //                         load_words_pair and load_values_pair, with queries and outputs brought into it and back
 //   pack_weights          words of kStep consecutive keys from float32 weights laid out [key, rows]
 #pragma once
@@ -21,19 +22,27 @@ struct FloatMode {
   static Vec multiply_add(Vec acc, Vec a, Vec b) { return fma(a, b, acc); }
 
   template <class T>
-  static Vec load_words(const T* row) { return load(row); }
+  static Vec load_words(const T* row) {
+    return load(row);
+  }
   template <class T>
-  static Vec load_words_part(const T* row, int elements) { return load_part(row, elements); }
+  static Vec load_words_part(const T* row, int elements) {
+    return load_part(row, elements);
+  }
 
   template <class T>
-  static void load_values(const T* const* rows, int64_t column, Vec (&out)[kStep]) { out[0] = load(rows[0] + column); }
+  static void load_values(const T* const* rows, int64_t column, Vec (&out)[kStep]) {
+    out[0] = load(rows[0] + column);
+  }
   template <class T>
   static void load_values_part(const T* const* rows, int64_t column, int elements, Vec (&out)[kStep]) {
     out[0] = load_part(rows[0] + column, elements);
   }
 
   template <int kRows>
-  static void pack_weights(const Vec (&weights)[kStep], float* words) { store(words, weights[0]); }
+  static void pack_weights(const Vec (&weights)[kStep], float* words) {
+    store(words, weights[0]);
+  }
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
@@ -103,7 +112,8 @@ struct BFloat16Mode {
   static void load_words_pair(const Fp8<Format>* row, Vec (&out)[2]) {
     const Fp8ToBFloat16<Format>& table = kTable<Format>;
     const __m512i codes = _mm512_loadu_si512(row);
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), codes, _mm512_load_si512(table.low + 64));
+    const __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(table.low), codes, _mm512_load_si512(table.low + 64));
     __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), codes, _mm512_load_si512(table.high + 64));
     high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
     out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
@@ -171,7 +181,9 @@ struct BFloat16Mode {
 
   static __m512i each_twice() {
     alignas(64) static constexpr auto kOrder = [] {
-      struct { uint8_t v[64]; } order{};
+      struct {
+        uint8_t v[64];
+      } order{};
       for (int i = 0; i < 64; ++i) order.v[i] = static_cast<uint8_t>(i / 2);
       return order;
     }();
@@ -182,7 +194,9 @@ struct BFloat16Mode {
   template <int kRows>
   static __m512i pair_order() {
     alignas(64) static constexpr auto kOrder = [] {
-      struct { uint16_t v[32]; } order{};
+      struct {
+        uint16_t v[32];
+      } order{};
       for (int i = 0; i < 32; ++i) {
         const int word = i / 2;
         order.v[i] = static_cast<uint16_t>((word / kRows * 2 + i % 2) * kRows + word % kRows);

@@ -24,7 +24,8 @@ inline void load_query(const PagedAttentionParams& params, int64_t offset, int64
     std::memcpy(words, static_cast<const BFloat16*>(params.query) + offset, head_dim * sizeof(BFloat16));
   } else {
     switch (params.dtype) {
-      case DType::kFloat16: return copy_as_floats(static_cast<const Half*>(params.query) + offset, head_dim, padded, words);
+      case DType::kFloat16:
+        return copy_as_floats(static_cast<const Half*>(params.query) + offset, head_dim, padded, words);
       case DType::kBFloat16:
         return copy_as_floats(static_cast<const BFloat16*>(params.query) + offset, head_dim, padded, words);
       default: return copy_as_floats(static_cast<const float*>(params.query) + offset, head_dim, padded, words);
@@ -39,7 +40,9 @@ inline void store_scaled(const float* from, float factor, int head_dim, T* to) {
   if (d < head_dim) store_part(to + d, mul(load_part(from + d, head_dim - d), broadcast(factor)), head_dim - d);
 }
 
-inline float exp2_of_scalar(float x) { return first_lane(exp2_of(broadcast(x))); }
+inline float exp2_of_scalar(float x) {
+  return first_lane(exp2_of(broadcast(x)));
+}
 
 // Weight of a part with this maximum (log2) under a common one.
 inline float part_weight(float maximum, float common) {
@@ -77,7 +80,8 @@ inline void write_row(const PagedAttentionParams& params, int64_t token, int64_t
 
 inline float* partial_row(const AttentionTask& task, const AttentionItem& item, int split, int64_t kv_head, int row) {
   const int64_t rows = static_cast<int64_t>(item.num_tokens) * task.group;
-  const int64_t index = item.partial_row + (split * static_cast<int64_t>(task.params->cache.num_kv_heads) + kv_head) * rows + row;
+  const int64_t index =
+      item.partial_row + (split * static_cast<int64_t>(task.params->cache.num_kv_heads) + kv_head) * rows + row;
   return task.partials + index * (task.params->cache.head_dim + 2);
 }
 

@@ -6,7 +6,8 @@
 
 namespace pagedkern::cpu::PAGEDKERN_SIMD {
 
-// Rows and vectors of the register tile: accumulators, one row of the right-hand side and a broadcast fit in the registers.
+// Rows and vectors of the register tile: accumulators, one row of the right-hand side and a broadcast fit in the
+// registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVecs = 4;
 #elif defined(__AVX2__)
@@ -14,18 +15,19 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 #else
 constexpr int kTileRows = 2, kTileVecs = 1;
 #endif
+static_assert(kTileRows <= kRowPadding);
 
 // c = rescale * c + a . b over words [begin, end); without rescale c is not read.
 template <class Mode, int kRows, int kVecs>
-inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end, float* c,
-                          int64_t c_stride, const float* rescale) {
+inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end,
+                          float* c, int64_t c_stride, const float* rescale) {
   Vec sums[kRows][kVecs];
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      sums[r][v] = rescale == nullptr ? broadcast(0.0f)
-                                      : mul(broadcast(rescale[r]), load(c + r * c_stride + v * kLanes));
+      sums[r][v] =
+          rescale == nullptr ? broadcast(0.0f) : mul(broadcast(rescale[r]), load(c + r * c_stride + v * kLanes));
     }
   }
   for (int k = begin; k < end; ++k) {
@@ -53,7 +55,8 @@ inline void multiply_columns(int vecs, const float* a, int64_t a_stride, const f
     multiply_tile<Mode, kRows, kVecs>(a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
   }
   if constexpr (kVecs > 1) {
-    if (vecs > 0) multiply_columns<Mode, kRows, kVecs - 1>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+    if (vecs > 0)
+      multiply_columns<Mode, kRows, kVecs - 1>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
   }
 }
 

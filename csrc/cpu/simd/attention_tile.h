@@ -58,8 +58,8 @@ struct Ahead {
   }
 };
 
-// The share of the tile's rows that goes with the item's head number `turn`. Where the heads of a token lie side by side
-// the rows come in the order of memory, and a whole token's heads come together.
+// The share of the tile's rows that goes with the item's head number `turn`. Where the heads of a token lie side by
+// side the rows come in the order of memory, and a whole token's heads come together.
 inline void look_ahead(const PagedAttentionParams& params, const AttentionItem& item, const TileOffsets& tile, int turn,
                        Ahead& ahead) {
   const int heads = item.head_end - item.head_begin;
@@ -106,7 +106,8 @@ struct TileRows {
 alignas(64) static const float kZeroRow[kMaxHeadDim] = {};
 
 template <class T>
-inline void point_at_head(const PagedAttentionParams& params, const TileOffsets& tile, int64_t head, TileRows<T>& rows) {
+inline void point_at_head(const PagedAttentionParams& params, const TileOffsets& tile, int64_t head,
+                          TileRows<T>& rows) {
   const T* zeros = reinterpret_cast<const T*>(kZeroRow);
   const T* keys = static_cast<const T*>(params.key_cache.data) + head * params.key_cache.stride_head;
   const T* values = static_cast<const T*>(params.value_cache.data) + head * params.value_cache.stride_head;
@@ -184,7 +185,8 @@ struct ScoreRule {
   ScoreRule(const PagedAttentionParams& params, int64_t head) {
     token_scales = params.k_scale.per_token();
     factor = params.scale;
-    if (params.k_scale.data != nullptr && !token_scales) factor *= params.k_scale.data[params.k_scale.offset(0, 0, head)];
+    if (params.k_scale.data != nullptr && !token_scales)
+      factor *= params.k_scale.data[params.k_scale.offset(0, 0, head)];
     cap = params.softcap * kLog2E;
     factor = params.softcap != 0.0f ? factor / params.softcap : factor * kLog2E;
   }

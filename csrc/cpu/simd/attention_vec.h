@@ -19,9 +19,13 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
 // The larger; b where either is NaN.
-inline Vec max_else(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec max_else(Vec a, Vec b) {
+  return _mm512_max_ps(a, b);
+}
 // a < b ? x : y; y where either is NaN.
 inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
   return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
@@ -30,18 +34,28 @@ inline Vec round_to_integer(Vec a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 // a * 2^n for integral n; 0 below the smallest normal is fine, NaN in a stays.
-inline Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
-inline Vec lane_numbers() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-inline float first_lane(Vec a) { return _mm512_cvtss_f32(a); }
-inline float max_of_lanes(Vec a) { return _mm512_reduce_max_ps(a); }
-inline float sum_of_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
+inline Vec scale_by_power(Vec a, Vec n) {
+  return _mm512_scalef_ps(a, n);
+}
+inline Vec lane_numbers() {
+  return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+inline float first_lane(Vec a) {
+  return _mm512_cvtss_f32(a);
+}
+inline float max_of_lanes(Vec a) {
+  return _mm512_reduce_max_ps(a);
+}
+inline float sum_of_lanes(Vec a) {
+  return _mm512_reduce_add_ps(a);
+}
 
 // Lane i of the result is the sum of rows[i].
 inline Vec sums_of_rows(const Vec (&rows)[16]) {
   Vec quads[4];
   PAGEDKERN_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const Vec *r = rows + 4 * i;
+    const Vec* r = rows + 4 * i;
     const Vec a = add(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
     const Vec b = add(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
     const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
@@ -80,17 +94,29 @@ inline void transpose(Vec (&rows)[16]) {
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec max_else(Vec a, Vec b) { return _mm256_max_ps(a, b); }
-inline Vec where_less(Vec a, Vec b, Vec x, Vec y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
-inline Vec round_to_integer(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+inline Vec max_else(Vec a, Vec b) {
+  return _mm256_max_ps(a, b);
+}
+inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+inline Vec round_to_integer(Vec a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 inline Vec scale_by_power(Vec a, Vec n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   const Vec scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
   return where_less(n, _mm256_set1_ps(-125.0f), _mm256_setzero_ps(), scaled);
 }
-inline Vec lane_numbers() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
-inline float first_lane(Vec a) { return _mm256_cvtss_f32(a); }
+inline Vec lane_numbers() {
+  return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);
+}
+inline float first_lane(Vec a) {
+  return _mm256_cvtss_f32(a);
+}
 inline float max_of_lanes(Vec a) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -153,7 +179,9 @@ inline Vec scale_by_power(const Vec& a, const Vec& n) {
 inline Vec lane_numbers() {
   return map_lanes([](int i) { return static_cast<float>(i); });
 }
-inline float first_lane(const Vec& a) { return a.v[0]; }
+inline float first_lane(const Vec& a) {
+  return a.v[0];
+}
 inline float max_of_lanes(const Vec& a) {
   float result = a.v[0];
   for (int i = 1; i < kLanes; ++i) result = a.v[i] > result ? a.v[i] : result;
