@@ -30,25 +30,59 @@ os.chdir(ROOT)
 # ---------------------------------------------------------------------------------------------------------- sources
 
 
-def _glob(pattern, exclude=()):
-    return sorted(str(p) for p in Path().glob(pattern) if str(p) not in exclude)
+def _files(folder, suffix, names):
+    """The sources of one part: every file is named here, and tests/build/test_sources.py compares with the tree."""
+    return [f"{folder}{name}{suffix}" for name in names.split()]
 
 
 # Bindings: checks, tensors to params, registration. Torch's stable headers.
-BINDINGS = _glob("csrc/bindings/*.cpp", exclude=("csrc/bindings/module.cpp",))
+BINDINGS = _files(
+    "csrc/bindings/",
+    ".cpp",
+    """
+    arg backend backend_cpu backend_cuda build_info cache_write checks copy_blocks gather input_checks
+    merge_states mode overlap paged_attention register smoke swap_blocks value_checks
+    """,
+)
 # CPU kernels and their dispatch, compiled once.
-CPU = _glob("csrc/cpu/*.cpp")
+CPU = _files("csrc/cpu/", ".cpp", "attention block_copy cache_write gather merge_states simd_level")
 # CPU kernels compiled once per SIMD level.
-CPU_SIMD = _glob("csrc/cpu/simd/*.cpp")
+CPU_SIMD = _files("csrc/cpu/simd/", ".cpp", "attention cache_write gather merge_states")
 # CUDA kernels, one instantiation a file.
-CUDA = _glob("csrc/*/instantiations/*.cu") + _glob("csrc/smoke/*.cu")
+CUDA = _files(
+    "csrc/",
+    ".cu",
+    """
+    block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache smoke/kernel
+    """,
+)
 # Python module `_C`.
 MODULE = ["csrc/bindings/module.cpp", "csrc/vgpu/python.cpp"]
 # Virtual GPU: compiled once, and the instruction families once per level.
-VGPU = _glob("csrc/vgpu/*.cpp", exclude=("csrc/vgpu/python.cpp",))
-VGPU_FAMILIES = _glob("csrc/vgpu/families/*.cpp")
+VGPU = _files(
+    "csrc/vgpu/",
+    ".cpp",
+    """
+    access async async_bulk_forms async_copy_forms async_forms async_mbarrier async_mbarrier_forms async_support
+    block builder counters decode device flow launch lexer memory parser program registry shadow tensor_forms
+    tensor_gemm tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp
+    """,
+)
+VGPU_FAMILIES = _files(
+    "csrc/vgpu/families/",
+    ".cpp",
+    """
+    atomic barrier compare control convert float half integer logic memory move warp
+    """,
+)
 # What stands for the CUDA runtime where the CUDA bindings and kernels run on the virtual GPU.
-VGPU_RUNTIME = _glob("csrc/vgpu/runtime/*.cpp")
+VGPU_RUNTIME = _files(
+    "csrc/vgpu/runtime/",
+    ".cpp",
+    """
+    device driver errors fatbin functions launch memory modules streams
+    """,
+)
 
 SIMD_LEVELS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -350,7 +384,7 @@ PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_ker
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
 SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU + VGPU_FAMILIES + VGPU_RUNTIME
-HEADERS = [path for suffix in ("h", "cuh", "inc") for path in _glob(f"csrc/**/*.{suffix}")]
+HEADERS = sorted(str(path) for suffix in ("h", "cuh", "inc") for path in Path("csrc").rglob(f"*.{suffix}"))
 
 if __name__ == "__main__":
     setup(

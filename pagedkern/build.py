@@ -21,7 +21,8 @@ def build_info():
 
     Keys: version, namespace, torch_target (the oldest torch the op library runs under), torch_built_with, torch (the
     one that runs now), compiler, cpu_simd_levels (built), cpu_simd (used on this machine), cuda (bool), cuda_missing
-    (why not and how to get it, empty where it is in), nvcc.
+    (why not and how to get it, empty where it is in), nvcc, vgpu (bool: the virtual GPU), vgpu_ops (bool: the CUDA
+    kernels compiled for it), vgpu_ops_missing (as cuda_missing).
     """
     from . import _C
 
@@ -29,8 +30,9 @@ def build_info():
     library.pagedkern_ops_info.restype = ctypes.c_char_p
     lines = library.pagedkern_ops_info().decode().splitlines()
     ops = dict(line.split("=", 1) for line in lines)
+    module = _C.build_info()
     return BuildInfo(
-        version=_C.build_info()["version"],
+        version=module["version"],
         namespace=ops["namespace"],
         torch_target="2.11",
         torch_built_with=ops["torch_built_with"],
@@ -41,4 +43,7 @@ def build_info():
         cuda=ops["cuda"] == "1",
         cuda_missing=ops["cuda_missing"],
         nvcc=ops["nvcc_version"],
+        vgpu=hasattr(_C, "vgpu"),
+        vgpu_ops=not module["vgpu_ops_missing"],
+        vgpu_ops_missing=module["vgpu_ops_missing"],
     )

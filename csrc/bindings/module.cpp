@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
     pybind11::dict info;
     info["version"] = PAGEDKERN_CONFIG_VERSION;
     info["compiler"] = __VERSION__;
+    info["vgpu_ops_missing"] = PAGEDKERN_CONFIG_VGPU_OPS_MISSING;
     return info;
   });
   pybind11::module_ vgpu = m.def_submodule("vgpu", "The virtual GPU; pagedkern.vgpu is the public interface.");

@@ -11,6 +11,8 @@ CSRC = ROOT / "csrc"
 NOT_OPS = {"common", "arch", "cpu", "bindings", "vgpu"}
 CUDA_HEADER = re.compile(r"cuda[\w/.]*|cooperative_groups[\w/.]*|mma\.h|nv/.*|sm_\w+")
 TORCH_STABLE = re.compile(r"torch/csrc/stable/.+|torch/headeronly/.+|torch/csrc/inductor/aoti_torch/c/shim\.h")
+# The two edges of the virtual GPU: Python, and the CUDA runtime whose place it takes.
+VGPU_PYTHON = {"vgpu/python.cpp", "vgpu/python.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -49,6 +51,10 @@ def is_op(part):
 def allowed(source, target):
     """Whether csrc/<source> may include `target`: a kind, or a path inside csrc/."""
     part, name = source.parts[0], source.name
+    if source.as_posix() in VGPU_PYTHON and target == "pybind11":
+        return True
+    if source.as_posix().startswith("vgpu/runtime/") and target == "cuda":
+        return True
     if isinstance(target, str):
         kinds = {
             "common": {"std", "cuda"},

@@ -13,9 +13,14 @@ import pagedkern
 ROOT = Path(__file__).resolve().parents[2]
 OP_LIBRARY = ROOT / "pagedkern" / "libpagedkern_ops.so"
 
-# Kernel -> (most registers a thread may use, instructions that must be found).
+VECTOR_LOAD, VECTOR_STORE = r"LDG\S*\.128\b", r"STG\S*\.128\b"
+# Part of a kernel's mangled name -> (most registers a thread may use, instructions that must be found).
 GATES = {
-    "smoke_add_kernel": (40, [r"LDG\.E\.128", r"STG\.E\.128"]),
+    "smoke_add_kernel": (40, [VECTOR_LOAD, VECTOR_STORE]),
+    "copy_blocks_kernel": (64, []),
+    "copy_blocks_kernelILi16E": (64, [VECTOR_LOAD, VECTOR_STORE]),
+    "reshape_and_cache_kernel": (40, []),
+    "reshape_and_cache_kernelINS_7CopyRowILi16E": (40, [VECTOR_LOAD, VECTOR_STORE]),
 }
 
 

@@ -108,6 +108,7 @@ def test_build_info_prints_a_fact_a_line():
     info = pagedkern.build_info()
     assert isinstance(info, dict)
     assert info["version"] and info["torch_target"] == "2.11" and info["cuda"] == (info["cuda_missing"] == "")
+    assert info["vgpu"] and info["vgpu_ops"] == (info["vgpu_ops_missing"] == "")
     lines = str(info).splitlines()
     assert len(lines) == len(info)
     assert all(line.startswith(key) for line, key in zip(lines, info, strict=True))

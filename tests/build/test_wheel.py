@@ -54,7 +54,8 @@ def test_holds_the_packages_and_nothing_else(wheel):
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"pagedkern", "engine_min"}
-    assert "pagedkern/libpagedkern_ops.so" in names
+    for library in ("ops", "vgpu", "ops_vgpu"):
+        assert f"pagedkern/libpagedkern_{library}.so" in names
     assert any(name.startswith("pagedkern/_C.") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     python = {p.relative_to(ROOT).as_posix() for top in ("pagedkern", "engine_min") for p in (ROOT / top).rglob("*.py")}
