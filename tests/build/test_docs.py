@@ -17,7 +17,7 @@ DOCS = ["README.md", "CONTRIBUTING.md", "csrc/README.md"]
 SWITCH = re.compile(r"\bPAGEDKERN_[A-Z_]+\b")
 SOURCE_FOLDERS = ("csrc", "pagedkern", "engine_min", "triton_kernels")
 # `<op>/...` and a pattern stand for many; what the build writes is not in the tree.
-BUILT = {"libpagedkern_ops.so", ".venv"}
+BUILT = {"libpagedkern_ops.so", "libpagedkern_vgpu.so", "libpagedkern_ops_vgpu.so", ".venv"}
 
 
 def code_spans(text):
