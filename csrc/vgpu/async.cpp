@@ -58,23 +58,27 @@ void AsyncEngine::issue(std::unique_ptr<AsyncOperation> op, AsyncGroup group) {
   live_.emplace_back(next_id_++, Live{std::move(op), group, {}});
   Live& live = live_.back().second;
   live.sequence.fill(kOpen);
-  if (policy_ == AsyncCompletion::kEarly || (policy_ == AsyncCompletion::kRandom && random() % 4 == 0))
-    perform(live, live.op->lanes);
+  const bool now = policy_ == AsyncCompletion::kEarly || (policy_ == AsyncCompletion::kRandom && random() % 4 == 0);
+  if (now && live.op->ready()) perform(live, live.op->lanes);
   if (group == AsyncGroup::kNone) retire();
+}
+
+// The parts of all four warps, and the warpgroup's earlier ones first: they may share accumulators.
+void AsyncEngine::perform_wgmmas(const AsyncOperation& last) {
+  for (auto& [id, live] : live_) {
+    AsyncOperation& op = *live.op;
+    const bool one_group = op.warp.block == last.warp.block && op.warp.index / 4 == last.warp.index / 4;
+    if (live.group != AsyncGroup::kWgmma || !one_group || op.sequence > last.sequence || !op.lanes) continue;
+    op.perform(cluster_, op.lanes);
+    op.lanes = 0;
+  }
+  cluster_.touch();
 }
 
 void AsyncEngine::perform(Live& live, u32 lanes) {
   lanes &= live.op->lanes;
   if (!lanes) return;
-  if (live.group == AsyncGroup::kWgmma) {   // one warp's complete in order: they may share accumulators
-    for (auto& [id, earlier] : live_) {
-      if (&earlier == &live) break;
-      if (earlier.group == AsyncGroup::kWgmma && &earlier.op->warp == &live.op->warp && earlier.op->lanes) {
-        earlier.op->perform(cluster_, earlier.op->lanes);
-        earlier.op->lanes = 0;
-      }
-    }
-  }
+  if (live.group == AsyncGroup::kWgmma) return perform_wgmmas(*live.op);
   if (!live.op->captured) live.op->capture(cluster_, lanes);
   live.op->perform(cluster_, lanes);
   live.op->lanes &= ~lanes;
@@ -94,16 +98,30 @@ void AsyncEngine::commit(AsyncGroup group, Warp& warp, u32 mask) {
   for (u32 m = mask; m; m &= m - 1) ++count[u32(std::countr_zero(m))];
 }
 
+// Lanes whose group of this operation is committed and older than the `allowed` youngest.
+u32 AsyncEngine::due_lanes(const Live& live, const Warp& warp, u32 mask, u32 allowed) {
+  const std::array<u32, kLanes>& count = warp.async_groups[size_t(live.group)];
+  u32 due = 0;
+  for (u32 m = mask & live.op->unobserved; m; m &= m - 1) {
+    u32 lane = u32(std::countr_zero(m));
+    if (live.sequence[lane] != kOpen && u64(live.sequence[lane]) + allowed < count[lane]) due |= 1u << lane;
+  }
+  return due;
+}
+
+bool AsyncEngine::ready_to_wait(AsyncGroup group, const Warp& warp, u32 mask, u32 allowed) const {
+  for (auto& [id, live] : live_) {
+    if (live.group != group || &live.op->warp != &warp || live.op->ready()) continue;
+    if (due_lanes(live, warp, mask, allowed)) return false;
+  }
+  return true;
+}
+
 void AsyncEngine::wait(AsyncGroup group, Warp& warp, u32 mask, u32 allowed, bool read_only) {
-  const std::array<u32, kLanes>& count = warp.async_groups[size_t(group)];
   for (size_t k = 0; k < live_.size(); ++k) {
     Live& live = live_[k].second;
     if (live.group != group || &live.op->warp != &warp) continue;
-    u32 due = 0;
-    for (u32 m = mask & live.op->unobserved; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      if (live.sequence[lane] != kOpen && u64(live.sequence[lane]) + allowed < count[lane]) due |= 1u << lane;
-    }
+    const u32 due = due_lanes(live, warp, mask, allowed);
     if (!due) continue;
     if (read_only) {
       if (!live.op->captured && live.op->lanes) {
@@ -178,17 +196,10 @@ void AsyncEngine::retire() {
 bool AsyncEngine::advance() {
   std::vector<size_t> open;
   for (size_t k = 0; k < live_.size(); ++k) {
-    if (live_[k].second.op->lanes) open.push_back(k);
+    if (live_[k].second.op->lanes && live_[k].second.op->ready()) open.push_back(k);
   }
   if (open.empty()) return false;
   size_t pick = policy_ == AsyncCompletion::kRandom ? open[random() % open.size()] : open.front();
-  for (size_t k : open) {  // one warp's wgmmas complete in order: they may share accumulators
-    if (live_[pick].second.group != AsyncGroup::kWgmma) break;
-    if (live_[k].second.group != AsyncGroup::kWgmma || &live_[k].second.op->warp != &live_[pick].second.op->warp)
-      continue;
-    pick = k;
-    break;
-  }
   perform(live_[pick].second, live_[pick].second.op->lanes);
   retire();
   return true;
@@ -201,8 +212,9 @@ void AsyncEngine::tick() {
     if (random() % 4 == 0) advance();
   } else if (ticks_ % 64 == 0) {
     for (size_t k = 0; k < live_.size(); ++k) {
-      if (live_[k].second.op->lanes && ticks_ - live_[k].second.op->issued_at > kLatest) {
-        perform(live_[k].second, live_[k].second.op->lanes);
+      const AsyncOperation& op = *live_[k].second.op;
+      if (op.lanes && op.ready() && ticks_ - op.issued_at > kLatest) {
+        perform(live_[k].second, op.lanes);
         retire();
         break;
       }

@@ -53,6 +53,8 @@ class AsyncOperation {
   virtual void capture(Cluster&, u32 /*lanes*/) {
   }  // read the source into a buffer of the operation's own (wait_group.read)
   virtual void perform(Cluster& cluster, u32 lanes) = 0;  // subset of lanes not performed yet
+  // False while warps that share the operation have not issued it; performing one warp's part performs all (wgmma).
+  virtual bool ready() const { return true; }
   [[noreturn]] void fault(const std::string& kind, const std::string& detail) const;
 
   Warp& warp;           // issuer
@@ -63,6 +65,7 @@ class AsyncOperation {
   std::vector<SharedRange> writes, reads;
   bool captured = false;
   u64 token = 0;      // mbarrier operations: identifies the mbarrier phase for observed()
+  u64 sequence = 0;   // kWgmma: its number among the warp's
   u64 issued_at = 0;  // engine tick
 };
 
@@ -77,6 +80,7 @@ class AsyncEngine {
   void commit(AsyncGroup group, Warp& warp, u32 mask);  // closes the threads' open groups
   void wait(AsyncGroup group, Warp& warp, u32 mask, u32 allowed,
             bool read_only);                              // all but the `allowed` youngest groups
+  bool ready_to_wait(AsyncGroup group, const Warp& warp, u32 mask, u32 allowed) const;  // wait() may be called
   void wait_all(AsyncGroup group, Warp& warp, u32 mask);  // cp.async.wait_all: open ones too
   // cp.async.mbarrier.arrive: runs `action` when all earlier cp.async of these lanes have performed (now or later).
   void after_prior(AsyncGroup group, Warp& warp, u32 mask, std::function<void(u32 lanes)> action, u64 token);
@@ -119,7 +123,9 @@ class AsyncEngine {
   static constexpr u32 kOpen = 0xffffffffu;
   static constexpr u64 kLatest = 20000;  // ticks
 
+  static u32 due_lanes(const Live& live, const Warp& warp, u32 mask, u32 allowed);
   void perform(Live& live, u32 lanes);
+  void perform_wgmmas(const AsyncOperation& last);
   void retire();
   static void guard(const std::vector<SharedRange>& ranges, bool write, int change);
   u64 random();

@@ -1,5 +1,6 @@
 #include "vgpu/async_support.h"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdio>
@@ -30,6 +31,43 @@ u64 load_word(const SharedSpot& spot) {
   u64 word;
   std::memcpy(&word, spot.block->shared.data() + spot.offset, 8);
   return word;
+}
+
+void read_checked(Warp& warp, u32 lane, u32 actor, const SharedSpot& spot, u32 bytes) {
+  const LaunchOptions& options = warp.launch->options;
+  Cluster& cluster = warp.block->cluster;
+  SharedShadow& shadow = spot.block->shadow;
+  if (options.check_async && !cluster.async.idle()) {
+    cluster.async.check_shared(warp, lane, *spot.block, spot.offset, bytes, false);
+  }
+  if (options.check_uninitialized && !shadow.written(spot.offset, bytes)) {
+    warp.fault("uninitialized",
+               "read of " + std::to_string(bytes) + " bytes at shared address " + hex(spot.offset + kSharedBase) +
+                   " that nothing wrote",
+               1u << lane);
+  }
+  if (!warp.tracks_races() || !shadow.races()) return;
+  if (options.check_async) {
+    const RaceReport unfenced = shadow.proxy_read(spot.offset, bytes, warp.knowledge.seen_by_async_proxy);
+    if (unfenced.found) {
+      const bool ordered = epoch_clock(unfenced.other) <= warp.knowledge.seen.at[epoch_actor(unfenced.other)];
+      warp.fault(ordered ? "async" : "race",
+                 "the async proxy reads shared address " + hex(unfenced.offset + kSharedBase) + ", written by " +
+                     cluster.actor_name(epoch_actor(unfenced.other)) +
+                     (ordered ? ": no fence.proxy.async after the write" : ": no barrier orders them"),
+                 1u << lane);
+    }
+  }
+  if (options.check_races) {
+    const RaceReport race = shadow.access(spot.offset, bytes, false, actor, warp.knowledge.seen);
+    if (race.found) {
+      warp.fault("race",
+                 "the async proxy's read of shared address " + hex(race.offset + kSharedBase) +
+                     " races with a write by " + cluster.actor_name(epoch_actor(race.other)) +
+                     ": no barrier orders them",
+                 1u << lane);
+    }
+  }
 }
 
 }  // namespace
@@ -71,40 +109,16 @@ SharedSpot shared_spot(Warp& warp, u32 lane, u64 address, u32 bytes, u32 align, 
 }
 
 void async_proxy_read(Warp& warp, u32 lane, const SharedSpot& spot, u32 bytes) {
-  const LaunchOptions& options = warp.launch->options;
-  Cluster& cluster = warp.block->cluster;
-  SharedShadow& shadow = spot.block->shadow;
-  if (options.check_async && !cluster.async.idle()) {
-    cluster.async.check_shared(warp, lane, *spot.block, spot.offset, bytes, false);
-  }
-  if (options.check_uninitialized && !shadow.written(spot.offset, bytes)) {
-    warp.fault("uninitialized",
-               "read of " + std::to_string(bytes) + " bytes at shared address " + hex(spot.offset + kSharedBase) +
-                   " that nothing wrote",
-               1u << lane);
-  }
-  if (!warp.tracks_races() || !shadow.races()) return;
-  if (options.check_async) {
-    const RaceReport unfenced = shadow.proxy_read(spot.offset, bytes, warp.knowledge.seen_by_async_proxy);
-    if (unfenced.found) {
-      const bool ordered = epoch_clock(unfenced.other) <= warp.knowledge.seen.at[epoch_actor(unfenced.other)];
-      warp.fault(ordered ? "async" : "race",
-                 "the async proxy reads shared address " + hex(unfenced.offset + kSharedBase) + ", written by " +
-                     cluster.actor_name(epoch_actor(unfenced.other)) +
-                     (ordered ? ": no fence.proxy.async after the write" : ": no barrier orders them"),
-                 1u << lane);
-    }
-  }
-  if (options.check_races) {
-    const RaceReport race = shadow.access(spot.offset, bytes, false, warp.actor, warp.knowledge.seen);
-    if (race.found) {
-      warp.fault("race",
-                 "the async proxy's read of shared address " + hex(race.offset + kSharedBase) +
-                     " races with a write by " + cluster.actor_name(epoch_actor(race.other)) +
-                     ": no barrier orders them",
-                 1u << lane);
-    }
-  }
+  read_checked(warp, lane, warp.actor, spot, bytes);
+}
+
+void async_proxy_read_as(Warp& warp, u32 actor, u32 clock, const SharedSpot& spot, u32 bytes) {
+  if (!warp.tracks_races()) return read_checked(warp, 0, actor, spot, bytes);
+  u32& entry = warp.knowledge.seen.at[actor];
+  const u32 before = entry;
+  entry = std::min(clock, kMaxClock);
+  read_checked(warp, 0, actor, spot, bytes);
+  entry = before;
 }
 
 VectorClock async_proxy_stamp(Warp& warp) {
@@ -186,12 +200,15 @@ void atomic_bulk_reduce(ReduceOp op, ReduceType type, u8* memory, const u8* oper
   }
 }
 
-std::vector<MulticastTarget> multicast_targets(Warp& warp, u32 lane, u32 mask, const SharedSpot& to, const SharedSpot& barrier) {
+std::vector<MulticastTarget> multicast_targets(Warp& warp, u32 lane, u32 mask, const SharedSpot& to,
+                                               const SharedSpot& barrier) {
   std::vector<MulticastTarget> out;
   for (u32 rank = 0; rank < 16; ++rank) {
     if (!(mask >> rank & 1)) continue;
     Block* block = warp.block->cluster.block(rank);
-    if (!block) warp.fault("invalid", "the multicast mask names block " + std::to_string(rank) + ", which the cluster lacks", 1u << lane);
+    if (!block)
+      warp.fault("invalid", "the multicast mask names block " + std::to_string(rank) + ", which the cluster lacks",
+                 1u << lane);
     out.push_back({{block, to.offset}, {block, barrier.offset}});
   }
   return out;
@@ -202,11 +219,11 @@ Mbarrier mbarrier_load(Warp& warp, u32 pc, u32 lane, const SharedSpot& spot, Mba
   const u64 word = load_word(spot);
   Mbarrier m;
   if (!record.live || word != record.word || Mbarrier::load(word, m) != MbarrierError::kNone) {
-    warp.fault_at(pc, "invalid",
-                  "mbarrier at shared address " + hex(spot.offset + kSharedBase) + ": " +
-                      (record.live ? "the object was overwritten"
-                                   : mbarrier_error_text(MbarrierError::kNotInitialized)),
-                  lane);
+    warp.fault_at(
+        pc, "invalid",
+        "mbarrier at shared address " + hex(spot.offset + kSharedBase) + ": " +
+            (record.live ? "the object was overwritten" : mbarrier_error_text(MbarrierError::kNotInitialized)),
+        lane);
   }
   *out = &record;
   return m;

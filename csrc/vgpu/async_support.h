@@ -40,6 +40,8 @@ SharedSpot shared_spot(Warp& warp, u32 lane, u64 address, u32 bytes, u32 align, 
 
 // A read through the async proxy of bytes of shared memory: all checks a thread's read gets, and the proxy fence.
 void async_proxy_read(Warp& warp, u32 lane, const SharedSpot& spot, u32 bytes);
+// The same by an actor other than the warp: `clock` is its time, later accesses must know of it (wgmma).
+void async_proxy_read_as(Warp& warp, u32 actor, u32 clock, const SharedSpot& spot, u32 bytes);
 // A write by the async proxy, to begin some time after now. `stamp` comes from async_proxy_stamp().
 void async_proxy_write(Warp& warp, u32 lane, const SharedSpot& spot, u32 bytes, const VectorClock& stamp);
 // The issuer's clock with a new tick of the async proxy; empty where races are not tracked.

@@ -225,6 +225,7 @@ void Cluster::deadlock() {
 
 std::string Cluster::actor_name(u32 actor) const {
   if (actor == proxy_actor()) return "an asynchronous operation";
+  if (actor > proxy_actor()) return "wgmma of warpgroup " + std::to_string((actor - proxy_actor() - 1) % warpgroups());
   u32 per_block = u32(blocks_[0]->warps.size());
   std::string text = "warp " + std::to_string(actor % per_block);
   if (blocks_.size() > 1) text += " of the cluster's block " + std::to_string(actor / per_block);

@@ -66,8 +66,10 @@ class Cluster {
 
   Block* block(u32 rank) const { return rank < blocks_.size() ? blocks_[rank].get() : nullptr; }
   u32 size() const { return u32(blocks_.size()); }
-  u32 actors() const { return actors_ + 1; }  // entries of a vector clock: the warps, then the async proxy
+  // Entries of a vector clock: the warps, the async proxy, and the wgmmas of each warpgroup.
+  u32 actors() const { return actors_ + 1 + size() * warpgroups(); }
   u32 proxy_actor() const { return actors_; }
+  u32 wgmma_actor(u32 rank, u32 warp) const { return actors_ + 1 + rank * warpgroups() + warp / 4; }
   std::string actor_name(u32 actor) const;  // "warp 3", "warp 1 of block 2 of the cluster"
   const LaunchContext& launch() const { return launch_; }
   u64 random();
@@ -78,6 +80,7 @@ class Cluster {
 
  private:
   [[noreturn]] void deadlock();
+  u32 warpgroups() const { return (actors_ / size() + 3) / 4; }
   u64 quantum();
 
   const LaunchContext& launch_;

@@ -19,9 +19,9 @@ constexpr int kWarpRows = 16;
 constexpr int kMaxARegisters = 4;
 
 u64 pack_form(const WgmmaForm& f) {
-  return u64(f.n) | u64(f.k) << 12 | u64(f.a) << 20 | u64(f.b) << 24 | u64(f.accumulator) << 28 | u64(f.saturate) << 32 |
-         u64(f.a_in_registers) << 33 | u64(f.a_transposed) << 34 | u64(f.b_transposed) << 35 | u64(f.negate_a) << 36 |
-         u64(f.negate_b) << 37;
+  return u64(f.n) | u64(f.k) << 12 | u64(f.a) << 20 | u64(f.b) << 24 | u64(f.accumulator) << 28 |
+         u64(f.saturate) << 32 | u64(f.a_in_registers) << 33 | u64(f.a_transposed) << 34 | u64(f.b_transposed) << 35 |
+         u64(f.negate_a) << 36 | u64(f.negate_b) << 37;
 }
 
 WgmmaForm unpack_form(u64 tag) {
@@ -51,9 +51,18 @@ const CheckList& checks_at(const Warp& warp, u32 pc) {
 
 class WgmmaOperation : public AsyncOperation {
  public:
-  WgmmaOperation(Warp& warp, const WgmmaForm& form, const i32* refs) : AsyncOperation(warp, kFullMask), form_(form), refs_(refs) {}
+  WgmmaOperation(Warp& warp, const WgmmaForm& form, const i32* refs)
+      : AsyncOperation(warp, kFullMask), form_(form), refs_(refs) {}
   const char* name() const override { return "wgmma.mma_async"; }
   void perform(Cluster& cluster, u32 lanes) override;
+  // The four warps' parts are one operation: it begins when the last of them has come to it.
+  bool ready() const override {
+    const u32 first = warp.index / 4 * 4;
+    for (u32 k = first; k < first + 4; ++k) {
+      if (warp.block->warps[k]->wgmma_issued <= sequence) return false;
+    }
+    return true;
+  }
   // D is written and A's registers are read until a wait covers this operation.
   void mark_registers() const;
 
@@ -79,7 +88,8 @@ void WgmmaOperation::perform(Cluster&, u32) {
   const int d_count = wgmma_accumulator_registers(form_);
   if (form_.a_in_registers) {
     LaneWords words[kMaxARegisters];
-    for (int r = 0; r < kMaxARegisters; ++r) std::memcpy(words[r].data(), warp.lanes<u32>(refs_[d_count + r]), sizeof words[r]);
+    for (int r = 0; r < kMaxARegisters; ++r)
+      std::memcpy(words[r].data(), warp.lanes<u32>(refs_[d_count + r]), sizeof words[r]);
     unpack_a_fragment(form_.a, form_.k, words, form_.negate_a, a);
   } else {
     gather(chunks, a_chunks, bytes);
@@ -111,12 +121,14 @@ template <typename T>
 T uniform(Warp& warp, OperandRef ref, const char* what) {
   const T* values = warp.lanes<T>(ref);
   for (u32 lane = 1; lane < kLanes; ++lane) {
-    if (values[lane] != values[0]) warp.fault("invalid", std::string("the lanes of the warp differ in ") + what, 1u << lane);
+    if (values[lane] != values[0])
+      warp.fault("invalid", std::string("the lanes of the warp differ in ") + what, 1u << lane);
   }
   return values[0];
 }
 
-// Neighbouring chunks are one range where they fill a stretch of one 128-byte line, in whatever order the swizzle gives.
+// Neighbouring chunks are one range where they fill a stretch of one 128-byte line, in whatever order the swizzle
+// gives.
 void collect_ranges(Warp& warp, const u32* chunks, int count, std::vector<SharedRange>& out) {
   for (int c = 0; c < count;) {
     int take = 1;
@@ -140,7 +152,8 @@ void collect_ranges(Warp& warp, const u32* chunks, int count, std::vector<Shared
   }
 }
 
-int operand_chunks(Warp& warp, OperandRef ref, TensorType type, bool transposed, int first, int count, int k, const char* which, u32* out) {
+int operand_chunks(Warp& warp, OperandRef ref, TensorType type, bool transposed, int first, int count, int k,
+                   const char* which, u32* out) {
   const WgmmaDescriptor d = WgmmaDescriptor::decode(uniform<u64>(warp, ref, which));
   if (d.reserved_bits) warp.fault("invalid", std::string(which) + " has a reserved bit set", 1);
   return wgmma_chunk_addresses(d, type, transposed, first, count, k, out);
@@ -155,7 +168,8 @@ void check_registers(Warp& warp, const WgmmaForm& form, const i32* refs, bool ac
   };
   for (const RegisterCheck& c : list.writes) {
     const TrackState& t = track_of(warp, c);
-    if (accumulate && options.check_uninitialized && t.written != kFullMask) fault("uninitialized", c, " is accumulated on before anything wrote it");
+    if (accumulate && options.check_uninitialized && t.written != kFullMask)
+      fault("uninitialized", c, " is accumulated on before anything wrote it");
     if (options.check_async && t.unfenced) fault("async", c, " was written since the last wgmma.fence");
   }
   if (!form.a_in_registers || !options.check_async) return;
@@ -174,20 +188,26 @@ void run_mma_async(Warp& warp, const Inst& inst, u32 mask) {
   if (!require_whole_warp(warp, mask)) return;
   const WgmmaForm form = unpack_form(inst.imm);
   const i32* refs = pool_of(warp, inst);
-  if (warp.index / 4 * 4 + 4 > warp.block->warps.size()) warp.fault("invalid", "wgmma needs a whole warpgroup of four warps", mask);
+  if (warp.index / 4 * 4 + 4 > warp.block->warps.size())
+    warp.fault("invalid", "wgmma needs a whole warpgroup of four warps", mask);
   const u32 scale = warp.pred(inst.op[0]) ^ (inst.negate & 1u ? kFullMask : 0u);
   if (scale != 0 && scale != kFullMask) warp.fault("invalid", "the lanes of the warp differ in scale-d", ~scale);
   auto op = std::make_unique<WgmmaOperation>(warp, form, refs);
   op->accumulate = scale != 0;
   check_registers(warp, form, refs, op->accumulate);
   if (!form.a_in_registers) {
-    op->a_chunks = operand_chunks(warp, inst.op[1], form.a, form.a_transposed, kWarpRows * int(warp.index % 4), kWarpRows, form.k,
-                                  "the descriptor of A", op->chunks);
+    op->a_chunks = operand_chunks(warp, inst.op[1], form.a, form.a_transposed, kWarpRows * int(warp.index % 4),
+                                  kWarpRows, form.k, "the descriptor of A", op->chunks);
   }
-  op->b_chunks = operand_chunks(warp, inst.op[2], form.b, form.b_transposed, 0, form.n, form.k, "the descriptor of B", op->chunks + op->a_chunks);
+  op->b_chunks = operand_chunks(warp, inst.op[2], form.b, form.b_transposed, 0, form.n, form.k, "the descriptor of B",
+                                op->chunks + op->a_chunks);
   collect_ranges(warp, op->chunks, op->a_chunks, op->reads);
   collect_ranges(warp, op->chunks + op->a_chunks, op->b_chunks, op->reads);
-  for (const SharedRange& r : op->reads) async_proxy_read(warp, 0, {r.block, r.offset}, r.bytes);
+  op->sequence = warp.wgmma_issued++;
+  const u32 actor = warp.block->cluster.wgmma_actor(warp.block->rank, warp.index);
+  for (const SharedRange& r : op->reads) {
+    async_proxy_read_as(warp, actor, u32(warp.wgmma_issued), {r.block, r.offset}, r.bytes);
+  }
   op->mark_registers();
   warp.worker->counters.tensor_flops += 2ull * kWarpRows * u64(form.n) * u64(form.k);
   warp.block->cluster.async.issue(std::move(op), AsyncGroup::kWgmma);
@@ -267,17 +287,31 @@ void run_commit(Warp& warp, const Inst&, u32 mask) {
 
 void run_wait(Warp& warp, const Inst& inst, u32 mask) {
   if (!require_whole_warp(warp, mask)) return;
-  AsyncEngine& engine = warp.block->cluster.async;
+  Cluster& cluster = warp.block->cluster;
+  AsyncEngine& engine = cluster.async;
+  if (!engine.ready_to_wait(AsyncGroup::kWgmma, warp, mask, u32(inst.imm))) {
+    return warp.retry("the other warps of its warpgroup to issue the same wgmma");
+  }
   engine.wait(AsyncGroup::kWgmma, warp, mask, u32(inst.imm), false);
+  if (warp.tracks_races()) {  // what the completed ones read, in all four warps, is over
+    u64 done = warp.wgmma_issued;
+    engine.each(AsyncGroup::kWgmma, warp, [&](const AsyncOperation& op) { done = std::min(done, op.sequence); });
+    u32& seen = warp.knowledge.seen.at[cluster.wgmma_actor(warp.block->rank, warp.index)];
+    seen = std::max(seen, u32(std::min<u64>(done, kMaxClock)));
+  }
   each_track_state(warp, [](TrackState& t) { t.pending_write = t.pending_read = 0; });
-  engine.each(AsyncGroup::kWgmma, warp, [](const AsyncOperation& op) { static_cast<const WgmmaOperation&>(op).mark_registers(); });
+  engine.each(AsyncGroup::kWgmma, warp,
+              [](const AsyncOperation& op) { static_cast<const WgmmaOperation&>(op).mark_registers(); });
 }
 
-void decode_nothing(DecodeContext& ctx, const Form&) { ctx.require(ctx.count() == 0, "no operands are allowed"); }
+void decode_nothing(DecodeContext& ctx, const Form&) {
+  ctx.require(ctx.count() == 0, "no operands are allowed");
+}
 
 void decode_wait(DecodeContext& ctx, const Form&) {
   u64 count = 0;
-  ctx.require(ctx.count() == 1 && ctx.constant_value(ctx.operand(0), &count) && count <= 7, "the number of groups must be a literal, 0 to 7");
+  ctx.require(ctx.count() == 1 && ctx.constant_value(ctx.operand(0), &count) && count <= 7,
+              "the number of groups must be a literal, 0 to 7");
   ctx.out().imm = count;
 }
 
@@ -299,9 +333,10 @@ void register_wgmma_forms(Registry& registry) {
             f.accumulator = sum;
             f.saturate = saturate;
             if (!wgmma_supported(f)) continue;
-            const std::string types = std::string(tensor_type_name(sum)) + "." + tensor_type_name(a) + "." + tensor_type_name(b);
-            registry.add("wgmma.mma_async.sync.aligned.m64n" + std::to_string(n) + "k" + std::to_string(f.k) + "." + types +
-                             (saturate ? ".satfinite" : ""),
+            const std::string types =
+                std::string(tensor_type_name(sum)) + "." + tensor_type_name(a) + "." + tensor_type_name(b);
+            registry.add("wgmma.mma_async.sync.aligned.m64n" + std::to_string(n) + "k" + std::to_string(f.k) + "." +
+                             types + (saturate ? ".satfinite" : ""),
                          InstClass::kTensorCore, decode_mma_async, run_mma_async, pack_form(f));
           }
         }

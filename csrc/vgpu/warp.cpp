@@ -101,6 +101,7 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
   diverged_since_ = 0;
   last_allocation_ = nullptr;
   same_value = nullptr;
+  wgmma_issued = 0;
   for (auto& counts : async_groups) counts.fill(0);
   if (k.local_bytes) {
     local_.assign(size_t(k.local_bytes) * kLanes, 0xCD);
@@ -325,6 +326,11 @@ void Warp::wake() {
   state = WarpState::kReady;
   waiting_for.clear();
   set_limit();
+}
+
+void Warp::retry(const std::string& what) {
+  --pc;
+  poll(what);
 }
 
 void Warp::poll(const std::string& what) {

@@ -73,6 +73,7 @@ class Warp {
   u32 actor = 0;            // in the cluster: its entry in vector clocks
   std::string waiting_for;  // for deadlock reports, set with state
   Knowledge knowledge;
+  u64 wgmma_issued = 0;  // wgmmas so far: the k-th of a warpgroup's four warps are one operation
   SameValue* same_value = nullptr;   // of the running store
   std::array<std::array<u32, kLanes>, 3> async_groups{};  // committed groups by AsyncGroup and lane (AsyncEngine)
 
@@ -97,6 +98,7 @@ class Warp {
   bool converge(u32 mask, u32 required, bool rendezvous = false);
   void block_on(const std::string& what);  // stops this warp until wake(); the instruction counts as done
   void wake();
+  void retry(const std::string& what);  // the instruction cannot go on yet: let others run, execute it again
   void poll(const std::string& what);  // the instruction failed to make progress: let others run
   bool polling_again() const { return state == WarpState::kPolling; }
 

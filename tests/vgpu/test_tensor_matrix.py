@@ -121,7 +121,8 @@ def test_movmatrix():
 
 
 def test_misaligned_row():
-    body = load_params(1) + to_shared(8) + "  ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r20, [%r9];\n"
+    body = load_params(1) + to_shared(8) + "  st.shared.v2.u32 [%r9], {%r0,%r0};\n  bar.warp.sync 0xffffffff;\n"
+    body += "  ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r20, [%r9];\n"
     with pytest.raises(vgpu.KernelFault, match="16-byte alignment") as caught:
         module(body, params=pointers(1), shared=SHARED).launch("k", 1, 32, [np.zeros(4, np.uint32)])
     assert caught.value.kind == "misaligned"

@@ -257,7 +257,7 @@ FAULTS = {
     "waited for too few groups": (dict(wait=WAIT.replace("aligned 0", "aligned 1")), "async", "is read while"),
     "no wgmma.fence": (dict(fence=False), "async", "since the last wgmma.fence"),
     "no proxy fence": (dict(publish="  bar.sync 0;\n"), "async", "no fence.proxy.async"),
-    "no barrier": (dict(publish="  fence.proxy.async;\n"), "race", "no barrier orders them"),
+    "no barrier": (dict(publish="  fence.proxy.async;\n"), "async", "may still read"),
     "A overwritten": (dict(in_registers=True, extra="  mov.u32 %r21, 0;\n"), "async", "is written while"),
     "B overwritten": (dict(extra="  bar.sync 0;\n  st.shared.u32 [%r1+16384], %r0;\n"), "async", "may still read"),
 }
