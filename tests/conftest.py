@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pagedkern.reference  # noqa: F401  (registers torch.ops.pagedkern_reference)
-from pagedkern.testing.backends import BACKENDS, by_name
+from pagedkern.testing.backends import BACKENDS, Backend, by_name
 
 
 def pytest_addoption(parser):
@@ -19,6 +19,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cases(list): run the test for each of the cases that the backend can take")
+    config.addinivalue_line("markers", "ops(*names): the ops a test calls, for backends that do not have all of them")
 
 
 def pytest_generate_tests(metafunc):
@@ -33,8 +34,39 @@ def pytest_generate_tests(metafunc):
     if marker is None:
         metafunc.parametrize("backend", backends, ids=lambda backend: backend.name)
         return
-    pairs = [(backend, case) for backend in backends for case in marker.args[0] if case.work <= backend.max_work]
+    pairs = [(backend, case) for backend in backends for case in marker.args[0] if backend.takes(case)]
     metafunc.parametrize("backend,case", pairs, ids=[f"{backend.name}-{case.name}" for backend, case in pairs])
+
+
+def needed_ops(item) -> set[str]:
+    """The ops a test says it calls: by its mark, or its parameter `op`. Empty: it does not say, and may call any."""
+    marker = item.get_closest_marker("ops")
+    op = item.callspec.params.get("op")
+    return {*(marker.args if marker else ()), *([op] if isinstance(op, str) else ())}
+
+
+def runs_here(item) -> bool:
+    """Whether the backend of a test has all it needs. Cases were chosen for their backend one by one."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if "backend" not in params:
+        return True
+    backend = params["backend"]
+    if not isinstance(backend, Backend):
+        return False  # none of the cases is for any of the backends
+    if backend.ops is None or "case" in params:
+        return True
+    if params.get("dtype") == torch.float32 and not backend.float32:
+        return False
+    names = needed_ops(item)
+    return bool(names) and backend.has(names)
+
+
+def pytest_collection_modifyitems(config, items):
+    # Deselected, and counted as such: what cannot run on a backend is no pass and no skip there.
+    others = [item for item in items if not runs_here(item)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if runs_here(item)]
 
 
 @pytest.fixture(autouse=True)

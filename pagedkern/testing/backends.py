@@ -1,6 +1,7 @@
 """Which backends there are. A new one is one line here; every test runs on all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,33 @@ class Backend:
     device: str
     checks_values: bool  # raises on slots, pairs and ids out of range without check mode
     max_work: float = float("inf")  # the largest case (in multiply-adds or elements) worth running on a slow backend
+    ops: frozenset[str] | None = None  # those it has; None: all of them
+    float32: bool = True  # q, k, v and out may be float32
+    order: tuple[int, str] | None = None  # of the virtual GPU: seed and completion of asynchronous operations
+
+    def has(self, names: Iterable[str]) -> bool:
+        return self.ops is None or self.ops.issuperset(names)
+
+    def takes(self, case) -> bool:
+        """Whether it has the case's op, for its dtype and size. Movers take a cache of any dtype."""
+        computes = case.op_name not in ("copy_blocks", "swap_blocks")
+        dtype_fits = self.float32 or not computes or case.dtype != torch.float32
+        return self.has([case.op_name]) and dtype_fits and case.work <= self.max_work
+
+    def _session(self):
+        """On the virtual GPU: every launch in this order, with all checks on."""
+        if self.order is None:
+            return nullcontext()
+        from pagedkern import vgpu
+
+        return vgpu.session(seed=self.order[0], async_completion=self.order[1], checks="all")
 
     def op(self, name: str, threads: int = ALL_THREADS) -> Callable:
         """torch.ops.<namespace>.<name> on that many threads; a backend that is not built fails here, by name."""
+        if self.order is not None:
+            from pagedkern import vgpu
+
+            vgpu.load_ops()
         if not hasattr(getattr(torch.ops, self.namespace), name):
             raise RuntimeError(
                 f"backend {self.name}: torch.ops.{self.namespace}.{name} is not registered: build it first"
@@ -29,7 +54,8 @@ class Backend:
             harness_threads = torch.get_num_threads()
             torch.set_num_threads(threads)
             try:
-                return function(*args, **kwargs)
+                with self._session():
+                    return function(*args, **kwargs)
             finally:
                 torch.set_num_threads(harness_threads)
 
@@ -41,8 +67,19 @@ class Backend:
         return "a CUDA GPU" if self.device == "cuda" and not torch.cuda.is_available() else None
 
 
+# Those with a CUDA kernel (swap_blocks needs none).
+VGPU_OPS = frozenset({"reshape_and_cache", "copy_blocks", "swap_blocks"})
+
+
+def _vgpu(name: str, seed: int, async_completion: str) -> Backend:
+    return Backend(name, "pagedkern_vgpu", "cpu", False, ops=VGPU_OPS, float32=False, order=(seed, async_completion))
+
+
 BACKENDS = [
     Backend("cpu", "pagedkern", "cpu", checks_values=True),
+    _vgpu("vgpu", 0, "late"),
+    _vgpu("vgpu_early", 1, "early"),
+    _vgpu("vgpu_random", 2, "random"),
 ]
 # The judge itself as a backend: it must pass what it judges.
 REFERENCE = Backend("reference", "pagedkern_reference", "cpu", checks_values=True)

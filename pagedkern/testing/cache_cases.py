@@ -37,6 +37,11 @@ class WriteCase:
     position_dtype: torch.dtype = torch.int64
 
     @property
+    def op_name(self) -> str:
+        names = {"plain": "reshape_and_cache", "dynamic": "reshape_and_cache_dynamic", "rope": "rope_reshape_and_cache"}
+        return names[self.op]
+
+    @property
     def stored_dtype(self) -> torch.dtype:
         return self.cache_dtype or self.dtype
 
@@ -65,6 +70,10 @@ class GatherCase:
     v_scale: str | None = None
 
     @property
+    def op_name(self) -> str:
+        return "gather_cache"
+
+    @property
     def stored_dtype(self) -> torch.dtype:
         return self.cache_dtype or self.dtype
 
@@ -91,6 +100,10 @@ class MergeCase:
     lse_is: str | None = None
 
     @property
+    def op_name(self) -> str:
+        return "merge_attention_states"
+
+    @property
     def work(self) -> int:
         return self.tokens * self.heads * self.head_dim
 
@@ -111,6 +124,10 @@ class MoveCase:
     pairs: tuple[tuple[int, int], ...] = ((0, 5), (1, 11), (0, 7), (10, 2))
     mapping_layout: str = "contiguous"  # or "strided", "transposed"
     dst_layout: str = "NHD"
+
+    @property
+    def op_name(self) -> str:
+        return f"{self.op}_blocks"
 
     @property
     def work(self) -> int:

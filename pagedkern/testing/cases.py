@@ -55,6 +55,10 @@ class AttentionCase:
     shared_blocks: int = 0  # leading blocks that all sequences share
 
     @property
+    def op_name(self) -> str:
+        return "paged_attention"
+
+    @property
     def stored_dtype(self) -> torch.dtype:
         return self.cache_dtype or self.dtype
 

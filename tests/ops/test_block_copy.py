@@ -12,6 +12,7 @@ def test_case(backend, case):
     judge_move(backend, case)
 
 
+@pytest.mark.ops("copy_blocks", "swap_blocks")
 @pytest.mark.parametrize("pair", [(0, 4), (4, 0), (-1, 0), (0, -1), (2**40, 1), (0, 2**32)], ids=str)
 def test_ids_out_of_range_raise_before_anything_is_written(backend, pair):
     caches = [torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 2, 1, 8).contiguous() for _ in range(2)]
@@ -25,6 +26,7 @@ def test_ids_out_of_range_raise_before_anything_is_written(backend, pair):
         assert torch.equal(cache, old)
 
 
+@pytest.mark.ops("copy_blocks")
 def test_layers_of_other_sizes_share_one_mapping(backend):
     """Ids are held against the smallest layer."""
     large, small = (torch.randn(n, 2, 1, 8) for n in (9, 4))
@@ -36,6 +38,7 @@ def test_layers_of_other_sizes_share_one_mapping(backend):
     assert torch.equal(large[4:], before[4:])
 
 
+@pytest.mark.ops("swap_blocks")
 def test_swap_out_and_back(backend):
     cache, host = torch.randn(8, 16, 2, 64).bfloat16(), torch.zeros(5, 16, 2, 64).bfloat16()
     wanted = cache[[6, 2, 3]].clone()

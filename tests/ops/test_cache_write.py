@@ -27,6 +27,7 @@ def write_one_head(backend, rows: torch.Tensor, cache_dtype: torch.dtype, scale:
     return key
 
 
+@pytest.mark.ops("reshape_and_cache")
 @pytest.mark.parametrize("cache_dtype", FP8_DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [None, 1.0, 0.5, 0.3, 7.7, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -43,6 +43,7 @@ def test_slot_past_the_cache_corrupts_a_neighbour(backend, op, slot, slot_dtype)
         compare.assert_same_bytes(got.bytes(), wanted.bytes(), "allocation")
 
 
+@pytest.mark.ops("reshape_and_cache")
 @pytest.mark.parametrize("where", ["key", "cache", "both"])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3], ids=str)
 def test_vector_stores_to_misaligned_rows(backend, cache_dtype, where):
@@ -59,6 +60,7 @@ def test_vector_stores_to_misaligned_rows(backend, cache_dtype, where):
         compare.assert_same_bytes(got.bytes(), wanted.bytes(), "allocation")
 
 
+@pytest.mark.ops("swap_blocks")
 def test_swap_mapping_is_not_checked(backend):
     source, target = torch.randn(4, 2, 1, 8), torch.zeros(6, 2, 1, 8)
     for pair in ((0, 6), (4, 0), (-1, 0), (0, -1)):
@@ -71,6 +73,7 @@ def test_swap_mapping_is_not_checked(backend):
     assert not target.any()
 
 
+@pytest.mark.ops("swap_blocks")
 def test_sixty_thousand_swapped_blocks(backend):
     source, target = torch.randn(60000, 1, 1, 8), torch.zeros(60000, 1, 1, 8)
     order = torch.randperm(60000)
@@ -94,6 +97,7 @@ def test_per_head_scales_are_dropped(backend, q_len):
         assert torch.equal(out[:, head], out[:, 0]) and torch.equal(lse[:, head], lse[:, 0])
 
 
+@pytest.mark.ops("reshape_and_cache")
 def test_scales_of_the_wrong_shape_are_accepted(backend):
     rows = torch.ones(2, 4, 8).bfloat16()
     caches = [torch.zeros(3, 2, 4, 8, dtype=torch.uint8).view(E4M3) for _ in range(2)]
@@ -117,6 +121,7 @@ def test_scales_of_the_wrong_shape_are_accepted(backend):
 EDGES = [448, 464, 465, 1e5, math.inf, -math.inf, math.nan, -0.0, 0.001, 57344, 61440, -465]
 
 
+@pytest.mark.ops("reshape_and_cache")
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize(
     "cache_dtype,wanted",
@@ -166,6 +171,7 @@ def test_fp8_bytes_are_misread_by_attention(backend, cache_dtype, dtype):
             assert lse[table.isnan(), 0].isnan().all()
 
 
+@pytest.mark.ops("reshape_and_cache")
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
 def test_scale_that_is_no_scale_is_accepted(backend, name, value):
