@@ -67,7 +67,9 @@ class Transformers:
 
 class Vllm:
     def __init__(self, model: str, dtype: str):
+        sys.modules["torchcodec"] = None  # for audio and video only, and an OSError where image libraries are missing
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # this process is its own already
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM, SamplingParams
 

@@ -3,7 +3,7 @@
 import os
 
 # A step has some 300 parallel loops. By default a thread of GNU OpenMP that has done its part spins for up to a
-# millisecond, and where another program wants its core, the thread it waits for may not run: a step then takes ten times
+# millisecond, and where another program wants its core, the thread it waits for may not run: a step takes ten times
 # as long. A short spin and then sleeping costs little on an idle machine. Read when torch is loaded, so set before it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
