@@ -319,3 +319,102 @@ def test_warpgroup_needs_four_warps():
 def test_refused_before_the_launch(text, reason):
     with pytest.raises(vgpu.ParseError, match=reason):
         module("  " + text + "\n")
+
+
+# ---- a ring of one stage: warps 0-3 multiply, warp 4 loads with bulk copies ----
+
+RING_SHARED = ".shared .align 1024 .b8 tile[18432];\n.shared .align 8 .b64 bar[2];"
+RING = """
+  mov.u32 %r0, %tid.x;
+  mov.u32 %r1, tile;
+  mov.u32 %r2, bar;
+  setp.eq.u32 %p1, %r0, 0;
+  @%p1 mbarrier.init.shared.b64 [%r2], 1;
+  @%p1 mbarrier.init.shared.b64 [%r2+8], 1;
+  bar.sync 0;
+  mov.u32 %r3, 0;
+  setp.ge.u32 %p2, %r0, 128;
+  @!%p2 bra CONSUME;
+  setp.eq.u32 %p3, %r0, 128;
+PRODUCE:
+  and.b32 %r4, %r3, 1;
+  xor.b32 %r5, %r4, 1;
+EMPTY:
+  mbarrier.try_wait.parity.shared.b64 %p4, [%r2+8], %r5;
+  @!%p4 bra EMPTY;
+  @%p3 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 18432;
+  @%p3 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%d0], 18432, [%r2];
+  add.s64 %d0, %d0, 18432;
+  add.u32 %r3, %r3, 1;
+  setp.lt.u32 %p5, %r3, 4;
+  @%p5 bra PRODUCE;
+  ret;
+CONSUME:
+"""
+TURN = """
+TURN:
+  and.b32 %r4, %r3, 1;
+FULL:
+  mbarrier.try_wait.parity.shared.b64 %p4, [%r2], %r4;
+  @!%p4 bra FULL;
+  wgmma.fence.sync.aligned;
+{mma}
+  wgmma.commit_group.sync.aligned;
+{release}
+  add.u32 %r3, %r3, 1;
+  setp.lt.u32 %p5, %r3, 4;
+  @%p5 bra TURN;
+"""
+RELEASE = (
+    "  setp.eq.u32 %p6, %r0, 37;\n  @%p6 mbarrier.arrive.shared.b64 _, [%r2+8];\n"  # one thread for all four warps
+)
+FINISH = "  wgmma.wait_group.sync.aligned 0;\n"
+
+
+def ring(release):
+    rng = np.random.default_rng(8)
+    x = [random_matrix(rng, "bf16", (64, 16)) for _ in range(4)]
+    y = [random_matrix(rng, "bf16", (16, 64)) for _ in range(4)]
+    images, total = np.zeros((4, 18432), np.uint8), np.zeros((64, 64))
+    for image, left, right in zip(images, x, y, strict=True):
+        a, b = Operand("bf16", left, 0, swizzle=128), Operand("bf16", right.T, 8192, swizzle=128)
+        a.place(image)
+        b.place(image)
+        total = k_ordered(left, right, total, "f32").astype(np.float64)
+    body = load_params(2) + RING + descriptor("%d10", 0, a.descriptor()) + descriptor("%d11", 8192, b.descriptor())
+    body += "".join(f"  mov.b32 %r{100 + k}, 0;\n" for k in range(32)) + "  setp.eq.u32 %p1, 0, 0;\n"
+    body += TURN.format(mma=mma("f32", "bf16", "bf16", 64), release=release)
+    run = module(body + store_words("%d1", 100, 32, stride=128), params=pointers(2), shared=RING_SHARED)
+    return run, images, total
+
+
+@pytest.mark.parametrize("mode,seed", ORDERS + [("late", 7), ("random", 8), ("random", 9)])
+def test_one_thread_releases_what_four_warps_read(mode, seed):
+    """A warpgroup's wgmma is one operation: after the wait of any warp, no warp reads the operands any more."""
+    run, images, total = ring(FINISH + RELEASE)
+    words = np.zeros((32, 128), np.uint32)
+    with order(mode, seed):
+        run.launch("k", 1, 160, [images, words])
+    np.testing.assert_array_equal(result("f32", words, 64), total.astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ["late", "early", "random"])
+def test_release_before_the_wait_is_caught(mode):
+    run, images, _ = ring(RELEASE + FINISH)
+    with (
+        vgpu.session(async_completion=mode),
+        pytest.raises(vgpu.KernelFault, match="may still read|races with a read by wgmma"),
+    ):
+        run.launch("k", 1, 160, [images, np.zeros((32, 128), np.uint32)])
+
+
+def test_a_warp_that_stays_away_deadlocks_by_name():
+    x, y, start, left, right, image, words, fragments = problem("f32", "bf16", "bf16", 16)
+    body = load_params(2) + LOAD_IMAGE + PUBLISH + "  setp.ge.u32 %p2, %r0, 96;\n  @%p2 bra STAY;\n"
+    body += descriptor("%d10", A_AT, left.descriptor()) + descriptor("%d11", B_AT, right.descriptor())
+    body += "  wgmma.fence.sync.aligned;\n" + mma("f32", "bf16", "bf16", 16, scale="0") + WAIT
+    body += store_words("%d1", 100, 8, stride=128) + "  ret;\nSTAY:\n  bra STAY;\n"
+    run = module(body.replace("  bra STAY;\n", "  bar.sync 1, 64;\n"), params=pointers(2), shared=SHARED)
+    with pytest.raises(vgpu.KernelFault, match="the other warps of its warpgroup") as caught:
+        run.launch("k", 1, 128, [image, words])
+    assert caught.value.kind == "deadlock"
