@@ -244,6 +244,8 @@ class NinjaBuild:
         self.lines += [f"rule cxx\n  command = {command}\n  depfile = $out.d\n  deps = gcc\n  description = $out\n"]
         link = f"{cxx} -shared {env('LDFLAGS', '')} $in -o $out $libs"
         self.lines += [f"rule link\n  command = {link}\n  description = $out\n"]
+        archive = "rm -f $out && ar rcs $out $in"
+        self.lines += [f"rule archive\n  command = {archive}\n  description = $out\n"]
         if not self.tools.nvcc_missing:
             nvcc = self.tools.cuda_home / "bin/nvcc"
             command = f"{nvcc} -ccbin {shlex.split(cxx)[0]} {NVCC_FLAGS} $flags -MMD -MF $out.d -c $in -o $out"
@@ -297,10 +299,14 @@ class NinjaBuild:
         flags = f"{self._torch_flags(self.namespace + '_vgpu')} -DPAGEDKERN_VGPU {cuda}"
         objects = [self._edge("nvcc", s, SM_90A_PTX, ".vgpu") for s in CUDA]
         objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s != "csrc/bindings/backend_cpu.cpp"]
-        objects += [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
+        runtime = [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
         # -Bsymbolic: a real CUDA runtime that torch brought into the process must not be picked up.
         libs = f"{self._vgpu_libs()} -Wl,-Bsymbolic {self._torch_libs()}"
-        self._library("libpagedkern_ops_vgpu.so", objects, libs, needs="libpagedkern_vgpu.so")
+        self._library("libpagedkern_ops_vgpu.so", objects + runtime, libs, needs="libpagedkern_vgpu.so")
+        # The runtime alone, to link other host code that launches kernels.
+        name = "libpagedkern_vgpu_cudart.a"
+        self.lines.append(f"build {self.dir / name}: archive {' '.join(runtime)}\n")
+        self.outputs.append(name)
 
     def _vgpu_libs(self):
         return f"-L{self.dir} -lpagedkern_vgpu -Wl,-rpath,'$$ORIGIN'"
