@@ -10,54 +10,8 @@
 namespace pagedkern::vgpu {
 namespace {
 
-u32 align_up(u32 v, u32 a) {
-  return (v + a - 1) / a * a;
-}
-
-const std::map<std::string, SpecialRegister>& special_names() {
-  using S = SpecialRegister;
-  static const std::map<std::string, SpecialRegister> names = {{"%tid.x", S::kTidX},
-                                                               {"%tid.y", S::kTidY},
-                                                               {"%tid.z", S::kTidZ},
-                                                               {"%ntid.x", S::kNtidX},
-                                                               {"%ntid.y", S::kNtidY},
-                                                               {"%ntid.z", S::kNtidZ},
-                                                               {"%ctaid.x", S::kCtaidX},
-                                                               {"%ctaid.y", S::kCtaidY},
-                                                               {"%ctaid.z", S::kCtaidZ},
-                                                               {"%nctaid.x", S::kNctaidX},
-                                                               {"%nctaid.y", S::kNctaidY},
-                                                               {"%nctaid.z", S::kNctaidZ},
-                                                               {"%laneid", S::kLaneid},
-                                                               {"%warpid", S::kWarpid},
-                                                               {"%nwarpid", S::kNwarpid},
-                                                               {"%smid", S::kSmid},
-                                                               {"%nsmid", S::kNsmid},
-                                                               {"%gridid", S::kGridid},
-                                                               {"%clusterid.x", S::kClusteridX},
-                                                               {"%clusterid.y", S::kClusteridY},
-                                                               {"%clusterid.z", S::kClusteridZ},
-                                                               {"%nclusterid.x", S::kNclusteridX},
-                                                               {"%nclusterid.y", S::kNclusteridY},
-                                                               {"%nclusterid.z", S::kNclusteridZ},
-                                                               {"%cluster_ctaid.x", S::kClusterCtaidX},
-                                                               {"%cluster_ctaid.y", S::kClusterCtaidY},
-                                                               {"%cluster_ctaid.z", S::kClusterCtaidZ},
-                                                               {"%cluster_nctaid.x", S::kClusterNctaidX},
-                                                               {"%cluster_nctaid.y", S::kClusterNctaidY},
-                                                               {"%cluster_nctaid.z", S::kClusterNctaidZ},
-                                                               {"%cluster_ctarank", S::kClusterCtarank},
-                                                               {"%cluster_nctarank", S::kClusterNctarank},
-                                                               {"%is_explicit_cluster", S::kIsExplicitCluster},
-                                                               {"%lanemask_eq", S::kLanemaskEq},
-                                                               {"%lanemask_le", S::kLanemaskLe},
-                                                               {"%lanemask_lt", S::kLanemaskLt},
-                                                               {"%lanemask_ge", S::kLanemaskGe},
-                                                               {"%lanemask_gt", S::kLanemaskGt},
-                                                               {"%dynamic_smem_size", S::kDynamicSmemSize},
-                                                               {"%total_smem_size", S::kTotalSmemSize}};
-  return names;
-}
+constexpr size_t kMaxCallDepth = 256;
+constexpr u32 kMaxRegisterBytes = 1u << 26;
 
 }  // namespace
 
@@ -75,6 +29,10 @@ bool KernelBuilder::order_functions(const FunctionText& f, std::set<std::string>
   if (frame_of_.count(f.name)) return true;
   if (!open.insert(f.name).second) {
     errors.push_back("PTX line " + std::to_string(f.line) + ": recursion through '" + f.name + "' is not supported");
+    return false;
+  }
+  if (open.size() > kMaxCallDepth) {
+    errors.push_back("PTX line " + std::to_string(f.line) + ": calls nest too deep");
     return false;
   }
   for (const auto& inst : f.body) {
@@ -103,10 +61,15 @@ std::unique_ptr<Kernel> KernelBuilder::build(std::vector<std::string>& errors) {
   kernel_->maxnreg = entry_.maxnreg;
   std::set<std::string> open;
   if (!order_functions(entry_, open, errors)) return nullptr;
-  lay_out_params();
-  lay_out_shared();
+  try {
+    lay_out_params();
+    lay_out_shared();
+    for (Frame& frame : frames_) lay_out_locals(frame);
+  } catch (const DecodeReject& e) {
+    errors.push_back(e.what());
+    return nullptr;
+  }
   for (u32 k = 0; k < frames_.size(); ++k) {
-    lay_out_locals(frames_[k]);
     frames_[k].entry_label = new_label(k, 0);
     if (!frames_[k].text->is_entry) frames_[k].return_pc = i32(register_slot(32));
   }
@@ -121,86 +84,6 @@ std::unique_ptr<Kernel> KernelBuilder::build(std::vector<std::string>& errors) {
   analyse_registers();
   finish();
   return std::move(kernel_);
-}
-
-void KernelBuilder::lay_out_params() {
-  u32 at = 0;
-  for (const Variable& p : entry_.params) {
-    at = align_up(at, p.align);
-    kernel_->params.push_back({p.name, at, u32(p.bytes), p.align});
-    param_offset_[p.name] = at;
-    at += u32(p.bytes);
-  }
-  kernel_->param_bytes = at;
-}
-
-void KernelBuilder::place_shared(const Variable& v) {
-  u32 at = align_up(kernel_->shared_static_bytes, std::max(v.align, 1u));
-  shared_address_[v.name] = kSharedBase + at;
-  kernel_->shared_static_bytes = at + u32(v.bytes);
-}
-
-// Shared variables of the functions, and those of the module that they mention; then dynamic shared memory.
-void KernelBuilder::lay_out_shared() {
-  std::set<std::string> mentioned;
-  for (const Frame& f : frames_) {
-    for (const auto& inst : f.text->body) {
-      std::vector<const Operand*> stack;
-      for (const auto& o : inst.operands) stack.push_back(&o);
-      while (!stack.empty()) {
-        const Operand* o = stack.back();
-        stack.pop_back();
-        if (!o->name.empty()) mentioned.insert(o->name);
-        for (const auto& e : o->elements) stack.push_back(&e);
-        for (const auto& e : o->pair) stack.push_back(&e);
-      }
-    }
-  }
-  u32 dynamic_align = 16;
-  std::vector<std::string> dynamic;
-  auto place = [&](const Variable& v, const std::string& key) {
-    if (v.where != Variable::Where::kShared) return;
-    if (v.is_extern || v.bytes == 0) {
-      dynamic.push_back(key);
-      dynamic_align = std::max(dynamic_align, v.align);
-      return;
-    }
-    place_shared(v);
-    if (key != v.name) {
-      shared_address_[key] = shared_address_[v.name];
-    }
-  };
-  for (const auto& [name, v] : text_.variables) {
-    if (mentioned.count(name)) place(v, name);
-  }
-  for (u32 k = 0; k < frames_.size(); ++k) {
-    const auto& scopes = frames_[k].text->scopes;
-    for (size_t s = 0; s < scopes.size(); ++s) {
-      for (const auto& [name, v] : scopes[s].variables) {
-        place(v, std::to_string(k) + "/" + std::to_string(s) + "/" + name);
-      }
-    }
-  }
-  kernel_->shared_dynamic_offset = kSharedBase + align_up(kernel_->shared_static_bytes, dynamic_align);
-  if (dynamic.empty()) kernel_->shared_dynamic_offset = kSharedBase + kernel_->shared_static_bytes;
-  for (const auto& key : dynamic) shared_address_[key] = kernel_->shared_dynamic_offset;
-}
-
-void KernelBuilder::lay_out_locals(Frame& frame) {
-  auto place = [&](int scope, const Variable& v) {
-    local_bytes_ = align_up(local_bytes_, std::max(v.align, 1u));
-    frame.locals[{scope, v.name}] = kLocalBase + local_bytes_;
-    local_bytes_ += u32(v.bytes);
-  };
-  if (!frame.text->is_entry) {
-    for (const auto& p : frame.text->params) place(-1, p);
-    for (const auto& p : frame.text->results) place(-1, p);
-  }
-  for (size_t s = 0; s < frame.text->scopes.size(); ++s) {
-    for (const auto& [name, v] : frame.text->scopes[s].variables) {
-      if (v.where == Variable::Where::kLocal || v.where == Variable::Where::kParam) place(int(s), v);
-    }
-  }
 }
 
 u32 KernelBuilder::new_label(u32 frame, u32 body_index) {
@@ -278,6 +161,7 @@ void KernelBuilder::resolve_branches() {
 }
 
 u32 KernelBuilder::register_slot(int bits) {
+  if (register_bytes_ > kMaxRegisterBytes) throw DecodeReject("the kernel has too many registers");
   if (bits == 1) {
     if (predicate_left_ == 0) {
       predicate_next_ = register_bytes_;
@@ -290,113 +174,6 @@ u32 KernelBuilder::register_slot(int bits) {
   u32 at = register_bytes_;
   register_bytes_ += u32(bits / 8 * kLanes);
   return at;
-}
-
-bool KernelBuilder::find_register(const std::string& name, u32* id) {
-  Frame& frame = frames_[current_frame_];
-  const auto& scopes = frame.text->scopes;
-  static const int kBits[] = {1, 16, 32, 64, 128};
-  for (int s = scopes.empty() ? -1 : current_scope_; s >= 0; s = scopes[size_t(s)].parent) {
-    const Scope& scope = scopes[size_t(s)];
-    if (scope.variables.count(name)) return false;
-    auto found = scope.registers.find(name);
-    RegType type = RegType::k32;
-    bool here = found != scope.registers.end();
-    if (here) type = found->second;
-    for (size_t digits = 1; !here && digits < name.size() && std::isdigit(u8(name[name.size() - digits])); ++digits) {
-      std::string prefix = name.substr(0, name.size() - digits);
-      auto range = scope.ranges.find(prefix);
-      if (range == scope.ranges.end() || digits > 7) continue;
-      if (u32(std::stoul(name.substr(prefix.size()))) >= range->second) continue;
-      type = scope.registers.at(prefix + "<");
-      here = true;
-    }
-    if (!here) continue;
-    auto key = std::make_pair(s, name);
-    auto it = frame.registers.find(key);
-    if (it == frame.registers.end()) {
-      int bits = kBits[size_t(type)];
-      if (bits == 128) throw DecodeReject("128-bit register '" + name + "' is not supported");
-      RegisterInfo info;
-      info.name = name;
-      info.bits = bits;
-      info.offset = register_slot(bits);
-      info.function = current_frame_;
-      it = frame.registers.emplace(key, u32(registers_.size())).first;
-      registers_.push_back(info);
-    }
-    *id = it->second;
-    return true;
-  }
-  return false;
-}
-
-const Variable* KernelBuilder::find_variable(const std::string& name, int* scope) const {
-  const Frame& frame = frames_[current_frame_];
-  const auto& scopes = frame.text->scopes;
-  for (int s = scopes.empty() ? -1 : current_scope_; s >= 0; s = scopes[size_t(s)].parent) {
-    auto it = scopes[size_t(s)].variables.find(name);
-    if (it != scopes[size_t(s)].variables.end()) {
-      *scope = s;
-      return &it->second;
-    }
-  }
-  *scope = -1;
-  for (const auto* list : {&frame.text->params, &frame.text->results}) {
-    for (const Variable& v : *list) {
-      if (v.name == name) return &v;
-    }
-  }
-  *scope = -2;
-  auto it = text_.variables.find(name);
-  return it == text_.variables.end() ? nullptr : &it->second;
-}
-
-bool KernelBuilder::symbol_address(const std::string& name, u64* address, Space* space) {
-  int scope = 0;
-  const Variable* v = find_variable(name, &scope);
-  if (!v) return false;
-  const Frame& frame = frames_[current_frame_];
-  switch (v->where) {
-    case Variable::Where::kShared: {
-      std::string key = scope >= 0 ? std::to_string(current_frame_) + "/" + std::to_string(scope) + "/" + name : name;
-      *address = shared_address_.at(key);
-      *space = Space::kShared;
-      return true;
-    }
-    case Variable::Where::kParam:
-      if (scope == -1 && frame.text->is_entry) {
-        *address = param_offset_.at(name);
-        *space = Space::kParam;
-        return true;
-      }
-      [[fallthrough]];
-    case Variable::Where::kLocal:
-      *address = frame.locals.at({scope, name});
-      *space = Space::kLocal;
-      return true;
-    case Variable::Where::kGlobal:
-    case Variable::Where::kConst:
-      for (const auto& m : program_.variables) {
-        if (m->name != name || scope != -2) continue;
-        *address = reinterpret_cast<u64>(m->data);
-        *space = v->where == Variable::Where::kConst ? Space::kConst : Space::kGlobal;
-        return true;
-      }
-      throw DecodeReject("variable '" + name + "' has no memory (extern, or declared inside a function)");
-  }
-  return false;
-}
-
-OperandRef KernelBuilder::special_register(const std::string& name) {
-  auto it = special_names().find(name);
-  if (it == special_names().end()) return kNoOperand;
-  auto slot = special_slots_.find(it->second);
-  if (slot == special_slots_.end()) {
-    slot = special_slots_.emplace(it->second, register_slot(32)).first;
-    kernel_->special_registers.emplace_back(it->second, slot->second);
-  }
-  return i32(slot->second);
 }
 
 OperandRef KernelBuilder::constant(u64 bits, int width) {

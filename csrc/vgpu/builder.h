@@ -38,6 +38,10 @@ class DecodeReject : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+inline u32 align_up(u32 v, u32 a) {
+  return (v + a - 1) / a * a;
+}
+
 class KernelBuilder {
  public:
   KernelBuilder(const ModuleText& text, Program& program, const FunctionText& entry)
@@ -60,6 +64,7 @@ class KernelBuilder {
 
   bool order_functions(const FunctionText& f, std::set<std::string>& open, std::vector<std::string>& errors);
   const FunctionText* find_function(const std::string& name) const;
+  [[noreturn]] void refuse(const std::string& why) const;
   void lay_out_params();
   void lay_out_shared();
   void lay_out_locals(Frame& frame);

@@ -92,6 +92,8 @@ class Lexer {
       number(t);
     } else if (c == '"') {
       string(t);
+    } else if (u8(c) < ' ' || u8(c) > '~') {
+      fail("unexpected byte " + std::to_string(u8(c)));
     } else {
       t.kind = Token::Kind::kPunct;
       t.text = std::string(1, c);

@@ -1,31 +1,15 @@
 // PTX text to ModuleText. Syntax errors stop at the first; unknown directives are collected and reported together.
-#include <bit>
-#include <cstring>
+#include "vgpu/parser.h"
+
 #include <set>
 #include <utility>
-
-#include "vgpu/ast.h"
-#include "vgpu/fault.h"
-#include "vgpu/lexer.h"
 
 namespace pagedkern::vgpu {
 namespace {
 
-constexpr u64 kMaxVariableBytes = 1ull << 30;
-constexpr int kMaxNesting = 64;
-
-u32 type_bytes(const std::string& type) {
-  static const std::map<std::string, u32> sizes = {
-      {".b8", 1},   {".u8", 1},  {".s8", 1},    {".b16", 2},   {".u16", 2},   {".s16", 2}, {".f16", 2},
-      {".bf16", 2}, {".b32", 4}, {".u32", 4},   {".s32", 4},   {".f32", 4},   {".b64", 8}, {".u64", 8},
-      {".s64", 8},  {".f64", 8}, {".b128", 16}, {".f16x2", 4}, {".bf16x2", 4}};
-  auto it = sizes.find(type);
-  return it == sizes.end() ? 0 : it->second;
-}
-
-class Parser {
+class Parser : VariableParser {
  public:
-  explicit Parser(const std::string& text) : tokens_(tokenize(text)) {
+  explicit Parser(const std::string& text) : VariableParser(text) {
     size_t begin = 0;
     while (begin <= text.size()) {
       size_t end = text.find('\n', begin);
@@ -43,45 +27,6 @@ class Parser {
   }
 
  private:
-  const Token& peek(size_t k = 0) const { return tokens_[std::min(pos_ + k, tokens_.size() - 1)]; }
-  Token take() {
-    Token t = peek();
-    if (pos_ < tokens_.size() - 1) ++pos_;
-    return t;
-  }
-  bool accept(char c) {
-    if (!peek().is(c)) return false;
-    take();
-    return true;
-  }
-  bool accept(const char* s) {
-    if (!peek().is(s)) return false;
-    take();
-    return true;
-  }
-  [[noreturn]] void fail(const std::string& what, const Token& t) const {
-    throw ParseError("PTX line " + std::to_string(t.line) + ": " + what);
-  }
-  void expect(char c) {
-    if (!accept(c)) fail(std::string("expected '") + c + "', got '" + shown(peek()) + "'", peek());
-  }
-  static std::string shown(const Token& t) { return t.kind == Token::Kind::kEnd ? "end of text" : t.text; }
-  std::string word() {
-    if (peek().kind != Token::Kind::kWord) fail("expected a name, got '" + shown(peek()) + "'", peek());
-    return take().text;
-  }
-  u64 integer() {
-    bool negative = accept('-');
-    if (peek().kind != Token::Kind::kInt) fail("expected an integer, got '" + shown(peek()) + "'", peek());
-    u64 v = take().ivalue;
-    return negative ? 0 - v : v;
-  }
-  u64 small_integer(u64 most) {
-    Token t = peek();
-    u64 v = integer();
-    if (v > most) fail("number out of range", t);
-    return v;
-  }
   void unknown(const Token& t) {
     errors_ += "PTX line " + std::to_string(t.line) + ": unsupported directive " + t.text + "\n";
   }
@@ -173,115 +118,6 @@ class Parser {
       }
     }
     (void)line;
-  }
-
-  // After the state space: [.align N] .type name[dims] [= init] {, name ...} ;
-  void variables(Variable::Where where, bool is_extern, std::map<std::string, Variable>& into) {
-    Variable base;
-    base.where = where;
-    base.is_extern = is_extern;
-    variable_head(base);
-    do {
-      Variable v = base;
-      v.line = peek().line;
-      v.name = word();
-      dimensions(v);
-      if (accept('=')) initializer(v);
-      if (!into.emplace(v.name, v).second && !is_extern) fail("'" + v.name + "' is declared twice", peek());
-    } while (accept(','));
-    expect(';');
-  }
-
-  void variable_head(Variable& v) {
-    bool aligned = false, typed = false;
-    while (!typed || peek().is(".ptr") || peek().is(".align")) {
-      Token t = take();
-      if (t.is(".align")) {
-        v.align = u32(small_integer(1 << 20));
-        if (v.align == 0 || (v.align & (v.align - 1))) fail("alignment is not a power of two", t);
-        aligned = true;
-      } else if (t.is(".ptr")) {
-        v.is_pointer_param = true;
-        if (peek().is(".global") || peek().is(".shared") || peek().is(".const") || peek().is(".local") ||
-            peek().is(".param"))
-          take();
-        if (accept(".align")) integer();
-      } else if (t.is(".v2") || t.is(".v4")) {
-        vector_ = t.is(".v2") ? 2 : 4;
-      } else if (u32 bytes = type_bytes(t.text)) {
-        v.element_bytes = bytes * std::exchange(vector_, 1);
-        if (!aligned) v.align = v.element_bytes;
-        typed = true;
-      } else {
-        fail("unsupported " + shown(t) + " in a variable declaration", t);
-      }
-    }
-  }
-
-  void dimensions(Variable& v) {
-    u64 count = 1;
-    bool unsized = false;
-    while (accept('[')) {
-      v.is_array = true;
-      if (accept(']')) {
-        unsized = true;
-        continue;
-      }
-      count *= small_integer(kMaxVariableBytes);
-      if (count > kMaxVariableBytes) fail("'" + v.name + "' is too large", peek());
-      expect(']');
-    }
-    v.bytes = unsized ? 0 : count * v.element_bytes;
-    if (v.bytes > kMaxVariableBytes) fail("'" + v.name + "' is too large", peek());
-  }
-
-  void initializer(Variable& v) {
-    std::vector<u8> data;
-    initializer_list(v, data, 0);
-    if (v.bytes == 0) v.bytes = data.size();
-    if (data.size() > v.bytes) fail("too many initial values for '" + v.name + "'", peek());
-    data.resize(v.bytes);
-    v.data = std::move(data);
-  }
-
-  void initializer_list(Variable& v, std::vector<u8>& data, int depth) {
-    if (depth > kMaxNesting) fail("initializer nested too deep", peek());
-    if (accept('{')) {
-      while (!peek().is('}')) {
-        initializer_list(v, data, depth + 1);
-        if (!accept(',')) break;
-      }
-      expect('}');
-      return;
-    }
-    size_t at = data.size();
-    data.resize(at + v.element_bytes);
-    Token t = peek();
-    u64 bits = 0;
-    if (t.kind == Token::Kind::kWord) {
-      std::string symbol = word();
-      if (symbol == "generic") {
-        expect('(');
-        symbol = word();
-        expect(')');
-      }
-      if (v.element_bytes != 8) fail("an address needs 64-bit elements", t);
-      if (accept('+')) bits = integer();
-      v.relocations.emplace_back(at, symbol);
-    } else {
-      bool negative = accept('-');
-      Token n = take();
-      if (n.kind == Token::Kind::kInt) {
-        bits = negative ? 0 - n.ivalue : n.ivalue;
-      } else if (n.kind == Token::Kind::kFloat) {
-        double value = negative ? -n.fvalue : n.fvalue;
-        bits = v.element_bytes == 4 ? std::bit_cast<u32>(float(value)) : std::bit_cast<u64>(value);
-        if (v.element_bytes < 4) fail("a float initializer needs 32 or 64 bits", n);
-      } else {
-        fail("unsupported initializer '" + shown(n) + "'", n);
-      }
-    }
-    std::memcpy(data.data() + at, &bits, std::min<size_t>(v.element_bytes, 8));
   }
 
   std::vector<Variable> parameters() {
@@ -480,84 +316,9 @@ class Parser {
     f.body.push_back(std::move(inst));
   }
 
-  Operand operand(int depth) {
-    if (depth > 4) fail("operand nested too deep", peek());
-    Operand o;
-    Token t = peek();
-    if (accept('!')) {
-      o = operand(depth + 1);
-      o.negated = true;
-    } else if (accept('{')) {
-      o.kind = Operand::Kind::kVector;
-      list(o, '}', depth);
-    } else if (accept('(')) {
-      o.kind = Operand::Kind::kList;
-      list(o, ')', depth);
-    } else if (accept('[')) {
-      address(o, depth);
-    } else if (t.kind == Token::Kind::kWord) {
-      o.name = word();
-      if (o.name == "_") o.kind = Operand::Kind::kSink;
-      if (peek().is('+') || (peek().is('-') && o.kind == Operand::Kind::kName)) {  // symbol + offset
-        bool minus = take().is('-');
-        u64 v = integer();
-        o.ivalue = minus ? 0 - v : v;
-      }
-    } else {
-      number(o, t);
-    }
-    if (accept('|')) o.pair.push_back(operand(depth + 1));
-    return o;
-  }
-
-  void number(Operand& o, const Token& first) {
-    bool negative = accept('-');
-    Token t = take();
-    if (t.kind == Token::Kind::kInt) {
-      o.kind = Operand::Kind::kInt;
-      o.ivalue = negative ? 0 - t.ivalue : t.ivalue;
-    } else if (t.kind == Token::Kind::kFloat) {
-      o.kind = Operand::Kind::kFloat;
-      o.fvalue = negative ? -t.fvalue : t.fvalue;
-      o.float_bits = t.float_bits;
-      o.ivalue = t.ivalue;
-      if (negative) o.ivalue ^= t.float_bits == 32 ? 1ull << 31 : 1ull << 63;
-    } else {
-      fail("unexpected '" + shown(t) + "' in an operand", first);
-    }
-  }
-
-  void list(Operand& o, char close, int depth) {
-    while (!peek().is(close)) {
-      o.elements.push_back(operand(depth + 1));
-      if (!accept(',')) break;
-    }
-    expect(close);
-  }
-
-  // [base], [base+imm], [imm], [tensorMap, {coordinates}], [base], ...
-  void address(Operand& o, int depth) {
-    o.kind = Operand::Kind::kAddress;
-    if (peek().kind == Token::Kind::kWord) {
-      o.name = word();
-      while (peek().is('+') || peek().is('-')) {
-        bool minus = take().is('-');
-        u64 v = integer();
-        o.ivalue += minus ? 0 - v : v;
-      }
-    } else {
-      o.ivalue = integer();
-    }
-    while (accept(',')) o.elements.push_back(operand(depth + 1));
-    expect(']');
-  }
-
-  std::vector<Token> tokens_;
-  size_t pos_ = 0;
   ModuleText module_;
   std::string errors_;
   SourceLine current_loc_;
-  u32 vector_ = 1;
 };
 
 }  // namespace

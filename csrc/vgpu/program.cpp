@@ -9,10 +9,17 @@ namespace pagedkern::vgpu {
 namespace {
 
 constexpr u64 kRedZone = 256;
+constexpr u64 kMaxModuleBytes = 1ull << 30;  // of all .global and .const variables
 
 void place_variables(const ModuleText& text, Program& program) {
+  u64 total = 0;
   for (const auto& [name, v] : text.variables) {
     if (v.where == Variable::Where::kShared || v.is_extern) continue;
+    total += v.bytes + v.align;
+    if (total > kMaxModuleBytes) {
+      throw ParseError("PTX line " + std::to_string(v.line) + ": the module's variables are larger than " +
+                       std::to_string(kMaxModuleBytes) + " bytes");
+    }
     auto m = std::make_unique<ModuleVariable>();
     m->name = name;
     m->is_const = v.where == Variable::Where::kConst;

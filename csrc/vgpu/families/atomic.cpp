@@ -254,8 +254,9 @@ struct Adder {
 void register_atomic(Registry& r) {
   for (const char* root : {"atom", "red"}) {
     r.any_order(root);
-    r.ignore(root, {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint"});
+    r.ignore(root, {"relaxed", "release", "cta", "cluster", "gpu", "sys", "L2::cache_hint"});
   }
+  r.ignore("atom", {"acquire", "acq_rel"});
   Adder{r, "", Space::kGeneric}.run();
   Adder{r, ".global", Space::kGlobal}.run();
   Adder{r, ".shared", Space::kShared}.run();

@@ -197,7 +197,7 @@ u32 find_top(T a) {
 
 u32 find_nth(u32 mask, u32 base, i32 offset) {
   if (offset == 0) return base < 32 && (mask >> base & 1) ? base : kFullMask;
-  i32 step = offset > 0 ? 1 : -1, count = offset > 0 ? offset : -offset;
+  i64 step = offset > 0 ? 1 : -1, count = offset > 0 ? i64(offset) : -i64(offset);
   for (i64 k = base; k >= 0 && k < 32; k += step) {
     if ((mask >> k & 1) && --count == 0) return u32(k);
   }

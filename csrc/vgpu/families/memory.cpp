@@ -237,9 +237,11 @@ void add_space(Registry& r, const std::string& name, Space space, bool loads, bo
 void register_memory(Registry& r) {
   for (const char* root : {"ld", "st"}) {
     r.any_order(root);
-    r.ignore(root, {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::*", "L2::*", "weak", "volatile", "relaxed",
-                    "acquire", "release", "cta", "cluster", "gpu", "sys"});
+    r.ignore(root, {"cg", "cs", "weak", "volatile", "relaxed", "cta", "cluster", "gpu", "sys", "L1::evict_normal",
+                    "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint"});
   }
+  r.ignore("ld", {"nc", "ca", "lu", "cv", "acquire", "L2::64B", "L2::128B", "L2::256B"});
+  r.ignore("st", {"wb", "wt", "release"});
   add_space(r, "", Space::kGeneric, true, true);
   add_space(r, ".global", Space::kGlobal, true, true);
   add_space(r, ".shared", Space::kShared, true, true);

@@ -176,7 +176,11 @@ void isspacep(Warp& w, const Inst& inst, u32 mask) {
         break;
       }
       case kIsShared: yes = window == kSharedWindow; break;
-      case kIsSharedCta: yes = window == kSharedWindow && (u32(a[i]) >> kSharedRankShift) == 0; break;
+      case kIsSharedCta: {
+        const u32 rank = u32(a[i]) >> kSharedRankShift;
+        yes = window == kSharedWindow && (rank == 0 || rank - 1 == w.block->rank);
+        break;
+      }
       case kIsLocal: yes = window == kLocalWindow; break;
       default: yes = window == kParamWindow; break;
     }
