@@ -8,6 +8,7 @@ void register_all(Registry& registry) {
   register_bulk_forms(registry);
   register_mbarrier_forms(registry);
   register_tma_forms(registry);
+  register_policy_forms(registry);
 }
 
 }  // namespace

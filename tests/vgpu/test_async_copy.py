@@ -188,3 +188,19 @@ def test_mbarrier_arrive_without_wait_is_caught():
         with vgpu.session(async_completion=mode), pytest.raises(vgpu.KernelFault) as caught:
             module(body, params=pointers(2), shared=SHARED).launch("k", 1, 32, [np.zeros((32, 16), np.uint8)] * 2)
         assert caught.value.kind == "async"
+
+
+@pytest.mark.parametrize("second", ["", ".L2::evict_first", ".L2::evict_unchanged"])
+@pytest.mark.parametrize("first", ["evict_last", "evict_normal", "evict_first", "evict_unchanged"])
+def test_policies_are_hints(first, second):
+    """A made policy changes nothing about the copy."""
+    source, out = np.arange(512, dtype=np.uint8).reshape(32, 16), np.zeros((32, 16), np.uint8)
+    body = load_params(2) + START + "  mov.u64 %d22, 0x16f0000000000000;\n  createpolicy.cvt.L2.b64 %d21, %d22;\n"
+    body += f"  createpolicy.fractional.L2::{first}{second}.b64 %d20, 0.5;\n"
+    body += "  cp.async.cg.shared.global.L2::cache_hint [%r2], [%d11], 16, %d20;\n"
+    body += (
+        "  cp.async.cg.shared.global.L2::cache_hint [%r2+2048], [%d11], 16, %d21;\n  cp.async.wait_all;\n"
+        + read_back(16)
+    )
+    module(body, params=pointers(2), shared=SHARED).launch("k", 1, 32, [source, out])
+    np.testing.assert_array_equal(out, source)
