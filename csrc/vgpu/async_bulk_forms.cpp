@@ -35,7 +35,9 @@ class BulkToShared : public AsyncOperation {
   BulkToShared(Warp& warp, u32 lane) : AsyncOperation(warp, 1u << lane) {}
   const char* name() const override { return "cp.async.bulk"; }
   void capture(Cluster&, u32) override {
-    if (source_shared.block) data.assign(source_shared.block->shared.data() + source_shared.offset, source_shared.block->shared.data() + source_shared.offset + bytes);
+    if (source_shared.block)
+      data.assign(source_shared.block->shared.data() + source_shared.offset,
+                  source_shared.block->shared.data() + source_shared.offset + bytes);
   }
   void perform(Cluster&, u32) override {
     reduction.apply(to.block->shared.data() + to.offset, source_shared.block ? data.data() : source_global, bytes);
@@ -54,7 +56,9 @@ class BulkToGlobal : public AsyncOperation {
  public:
   BulkToGlobal(Warp& warp, u32 lane) : AsyncOperation(warp, 1u << lane) {}
   const char* name() const override { return "cp.async.bulk"; }
-  void capture(Cluster&, u32) override { data.assign(from.block->shared.data() + from.offset, from.block->shared.data() + from.offset + bytes); }
+  void capture(Cluster&, u32) override {
+    data.assign(from.block->shared.data() + from.offset, from.block->shared.data() + from.offset + bytes);
+  }
   void perform(Cluster&, u32) override { reduction.apply(to, data.data(), bytes); }
   SharedSpot from;
   u8* to = nullptr;
@@ -98,11 +102,13 @@ Reduction reduction_of(u64 tag) {
 
 u32 bulk_size(Warp& warp, const Inst& inst, u32 lane) {
   const u32 bytes = warp.lanes<u32>(inst.op[0])[lane];
-  if (bytes % 16) warp.fault("misaligned", "the size " + std::to_string(bytes) + " of a bulk copy is no multiple of 16", 1u << lane);
+  if (bytes % 16)
+    warp.fault("misaligned", "the size " + std::to_string(bytes) + " of a bulk copy is no multiple of 16", 1u << lane);
   return bytes;
 }
 
-void issue_to_shared(Warp& warp, const Inst& inst, u32 lane, const SharedSpot& to, const SharedSpot& barrier, u32 bytes) {
+void issue_to_shared(Warp& warp, const Inst& inst, u32 lane, const SharedSpot& to, const SharedSpot& barrier,
+                     u32 bytes) {
   const i32* refs = pool_of(warp, inst);
   const u64 from = lane_address(warp, refs + kAddressWords, lane);
   auto op = std::make_unique<BulkToShared>(warp, lane);
@@ -162,7 +168,8 @@ void run_to_global(Warp& warp, const Inst& inst, u32 mask) {
     op->from = shared_spot(warp, lane, lane_address(warp, refs + kAddressWords, lane), bytes, 16, false);
     async_proxy_read(warp, lane, op->from, bytes);
     op->reads.push_back({op->from.block, op->from.offset, bytes, lane});
-    op->to = global_range(warp, warp.pc - 1, lane, lane_address(warp, refs, lane), bytes, 16, op->reduction.on ? Access::kAtomic : Access::kWrite);
+    op->to = global_range(warp, warp.pc - 1, lane, lane_address(warp, refs, lane), bytes, 16,
+                          op->reduction.on ? Access::kAtomic : Access::kWrite);
     warp.worker->counters.bulk_bytes += bytes;
     warp.block->cluster.async.issue(std::move(op), AsyncGroup::kBulk);
   }
@@ -190,7 +197,8 @@ void run_prefetch(Warp& warp, const Inst& inst, u32 mask) {
   for (u32 m = mask; m; m &= m - 1) {
     const u32 lane = u32(std::countr_zero(m));
     bulk_size(warp, inst, lane);
-    if (lane_address(warp, pool_of(warp, inst), lane) % 16) warp.fault("misaligned", "a bulk prefetch needs a 16-byte aligned address", 1u << lane);
+    if (lane_address(warp, pool_of(warp, inst), lane) % 16)
+      warp.fault("misaligned", "a bulk prefetch needs a 16-byte aligned address", 1u << lane);
   }
 }
 
@@ -206,13 +214,17 @@ void decode_prefetch(DecodeContext& ctx, const Form& entry) {
 
 // ---- groups ----
 
-void run_commit(Warp& warp, const Inst&, u32 mask) { warp.block->cluster.async.commit(AsyncGroup::kBulk, warp, mask); }
+void run_commit(Warp& warp, const Inst&, u32 mask) {
+  warp.block->cluster.async.commit(AsyncGroup::kBulk, warp, mask);
+}
 
 void run_wait(Warp& warp, const Inst& inst, u32 mask) {
   warp.block->cluster.async.wait(AsyncGroup::kBulk, warp, mask, u32(inst.imm), inst.aux);
 }
 
-void decode_nothing(DecodeContext& ctx, const Form&) { ctx.require(ctx.count() == 0, "no operands are allowed"); }
+void decode_nothing(DecodeContext& ctx, const Form&) {
+  ctx.require(ctx.count() == 0, "no operands are allowed");
+}
 
 void decode_wait(DecodeContext& ctx, const Form& entry) {
   u64 count = 0;
@@ -242,7 +254,8 @@ void run_remote_store(Warp& warp, const Inst& inst, u32 mask) {
         std::memcpy(op->data + 8 * k, &warp.lanes<u64>(value)[lane], 8);
       }
     }
-    if (op->to.block != op->barrier.block) warp.fault("invalid", "the mbarrier lies in another block than the destination", 1u << lane);
+    if (op->to.block != op->barrier.block)
+      warp.fault("invalid", "the mbarrier lies in another block than the destination", 1u << lane);
     MbarrierRecord* record;
     mbarrier_load(warp, warp.pc - 1, lane, op->barrier, &record);
     op->token = mbarrier_token(op->barrier, *record);
@@ -266,7 +279,8 @@ void decode_remote_store(DecodeContext& ctx, const Form& entry) {
   push_address(pool, address_operand(ctx, ctx.operand(0), false));
   push_address(pool, address_operand(ctx, ctx.operand(2), false));
   const bool is_float = entry.name.find(".f32") != std::string::npos || entry.name.find(".f64") != std::string::npos;
-  for (const Operand& o : values) pool.push_back(ctx.src(o, int(8 * width), !is_float ? Imm::kInteger : width == 4 ? Imm::kFloat32 : Imm::kFloat64));
+  for (const Operand& o : values)
+    pool.push_back(ctx.src(o, int(8 * width), !is_float ? Imm::kInteger : width == 4 ? Imm::kFloat32 : Imm::kFloat64));
   ctx.out().imm = entry.tag;
   ctx.out().ext = ctx.pool(pool);
   ctx.has_async();
@@ -287,13 +301,16 @@ std::vector<NamedReduction> reductions() {
   std::vector<NamedReduction> out;
   for (size_t o = 0; o < std::size(kOps); ++o) {
     for (size_t t = 0; t < std::size(kTypes); ++t) {
-      if (bulk_reduce_supported(ReduceOp(o), ReduceType(t))) out.push_back({kOps[o], kTypes[t], ReduceOp(o), ReduceType(t)});
+      if (bulk_reduce_supported(ReduceOp(o), ReduceType(t)))
+        out.push_back({kOps[o], kTypes[t], ReduceOp(o), ReduceType(t)});
     }
   }
   return out;
 }
 
-u64 reduction_tag(const NamedReduction& r) { return kReduce | u64(r.code) << kOpShift | u64(r.kind) << kTypeShift; }
+u64 reduction_tag(const NamedReduction& r) {
+  return kReduce | u64(r.code) << kOpShift | u64(r.kind) << kTypeShift;
+}
 
 void register_bulk_reductions(Registry& registry) {
   for (const NamedReduction& r : reductions()) {
@@ -302,12 +319,15 @@ void register_bulk_reductions(Registry& registry) {
     const bool is_float = half || r.kind == ReduceType::kF32 || r.kind == ReduceType::kF64;
     const std::string tail = std::string(".") + r.op + (half && r.code == ReduceOp::kAdd ? ".noftz." : ".") + r.type;
     for (const char* hint : {"", ".L2::cache_hint"}) {
-      registry.add("cp.reduce.async.bulk.global.shared::cta.bulk_group" + std::string(hint) + tail, InstClass::kAsyncCopy, decode_bulk, run_to_global,
+      registry.add("cp.reduce.async.bulk.global.shared::cta.bulk_group" + std::string(hint) + tail,
+                   InstClass::kAsyncCopy, decode_bulk, run_to_global,
                    reduction_tag(r) | kToGlobal | kFromShared | (*hint ? kHint : 0));
     }
-    if (is_float || ((r.kind == ReduceType::kU64 || r.kind == ReduceType::kS64) && r.code != ReduceOp::kAdd) || r.kind == ReduceType::kB64) continue;
-    registry.add("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes" + tail, InstClass::kAsyncCopy, decode_bulk,
-                 run_to_shared, reduction_tag(r) | kFromShared);
+    if (is_float || ((r.kind == ReduceType::kU64 || r.kind == ReduceType::kS64) && r.code != ReduceOp::kAdd) ||
+        r.kind == ReduceType::kB64)
+      continue;
+    registry.add("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes" + tail,
+                 InstClass::kAsyncCopy, decode_bulk, run_to_shared, reduction_tag(r) | kFromShared);
   }
 }
 
@@ -319,8 +339,9 @@ void register_remote_stores(Registry& registry) {
         for (u64 vector : {1, 2, 4}) {
           if (width * vector > 16) continue;
           const std::string v = vector == 1 ? "" : ".v" + std::to_string(vector);
-          registry.add(std::string("st.async") + weak + space + ".mbarrier::complete_tx::bytes" + v + "." + type, InstClass::kAsyncCopy,
-                       decode_remote_store, run_remote_store, width << kWidthShift | vector << kVectorShift);
+          registry.add(std::string("st.async") + weak + space + ".mbarrier::complete_tx::bytes" + v + "." + type,
+                       InstClass::kAsyncCopy, decode_remote_store, run_remote_store,
+                       width << kWidthShift | vector << kVectorShift);
         }
       }
     }
@@ -329,8 +350,10 @@ void register_remote_stores(Registry& registry) {
     const bool word = r.kind == ReduceType::kU32 || r.kind == ReduceType::kS32 || r.kind == ReduceType::kB32;
     if (!word && !(r.kind == ReduceType::kU64 && r.code == ReduceOp::kAdd)) continue;
     for (const char* space : {"", ".shared::cluster"}) {
-      registry.add(std::string("red.async.relaxed.cluster") + space + ".mbarrier::complete_tx::bytes." + r.op + "." + r.type, InstClass::kAsyncCopy,
-                   decode_remote_store, run_remote_store, reduction_tag(r) | u64(word ? 4 : 8) << kWidthShift | 1ull << kVectorShift);
+      registry.add(
+          std::string("red.async.relaxed.cluster") + space + ".mbarrier::complete_tx::bytes." + r.op + "." + r.type,
+          InstClass::kAsyncCopy, decode_remote_store, run_remote_store,
+          reduction_tag(r) | u64(word ? 4 : 8) << kWidthShift | 1ull << kVectorShift);
     }
   }
 }
@@ -341,15 +364,19 @@ void register_bulk_forms(Registry& registry) {
   const std::string counted = ".mbarrier::complete_tx::bytes";
   for (const char* hint : {"", ".L2::cache_hint"}) {
     const u64 h = *hint ? kHint : 0;
-    registry.add("cp.async.bulk.shared::cluster.global" + counted + hint, InstClass::kAsyncCopy, decode_bulk, run_to_shared, h);
-    registry.add("cp.async.bulk.shared::cta.global" + counted + hint, InstClass::kAsyncCopy, decode_bulk, run_to_shared, h);
-    registry.add("cp.async.bulk.shared::cluster.global" + counted + ".multicast::cluster" + hint, InstClass::kAsyncCopy, decode_bulk, run_to_shared,
-                 h | kMulticast);
-    registry.add(std::string("cp.async.bulk.global.shared::cta.bulk_group") + hint, InstClass::kAsyncCopy, decode_bulk, run_to_global,
-                 h | kToGlobal | kFromShared);
-    registry.add(std::string("cp.async.bulk.prefetch.L2.global") + hint, InstClass::kAsyncCopy, decode_prefetch, run_prefetch, h);
+    registry.add("cp.async.bulk.shared::cluster.global" + counted + hint, InstClass::kAsyncCopy, decode_bulk,
+                 run_to_shared, h);
+    registry.add("cp.async.bulk.shared::cta.global" + counted + hint, InstClass::kAsyncCopy, decode_bulk, run_to_shared,
+                 h);
+    registry.add("cp.async.bulk.shared::cluster.global" + counted + ".multicast::cluster" + hint, InstClass::kAsyncCopy,
+                 decode_bulk, run_to_shared, h | kMulticast);
+    registry.add(std::string("cp.async.bulk.global.shared::cta.bulk_group") + hint, InstClass::kAsyncCopy, decode_bulk,
+                 run_to_global, h | kToGlobal | kFromShared);
+    registry.add(std::string("cp.async.bulk.prefetch.L2.global") + hint, InstClass::kAsyncCopy, decode_prefetch,
+                 run_prefetch, h);
   }
-  registry.add("cp.async.bulk.shared::cluster.shared::cta" + counted, InstClass::kAsyncCopy, decode_bulk, run_to_shared, kFromShared);
+  registry.add("cp.async.bulk.shared::cluster.shared::cta" + counted, InstClass::kAsyncCopy, decode_bulk, run_to_shared,
+               kFromShared);
   register_bulk_reductions(registry);
   register_remote_stores(registry);
   registry.add("cp.async.bulk.commit_group", InstClass::kAsyncCopy, decode_nothing, run_commit);

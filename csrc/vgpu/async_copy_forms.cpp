@@ -50,7 +50,8 @@ void run_copy(Warp& warp, const Inst& inst, u32 mask) {
     u32 size = bytes;
     if (!predicate && inst.op[0] != kNoOperand) size = warp.lanes<u32>(inst.op[0])[lane];
     if (ignored >> lane & 1) size = 0;
-    if (size > bytes) warp.fault("invalid", "the source size " + std::to_string(size) + " is larger than the copy", 1u << lane);
+    if (size > bytes)
+      warp.fault("invalid", "the source size " + std::to_string(size) + " is larger than the copy", 1u << lane);
     op->size[lane] = size;
     by_size[size] |= 1u << lane;
   }
@@ -74,7 +75,8 @@ void decode_copy(DecodeContext& ctx, const Form& entry) {
   ctx.require(ctx.count() == least || ctx.count() == least + 1, "the number of operands does not fit the form");
   u64 bytes = 0;
   ctx.require(ctx.constant_value(ctx.operand(2), &bytes), "the copy size must be a literal");
-  ctx.require(bytes == 16 || (!(entry.tag & kCacheGlobal) && (bytes == 4 || bytes == 8)), "the copy size must be 4, 8 or 16 (16 with .cg)");
+  ctx.require(bytes == 16 || (!(entry.tag & kCacheGlobal) && (bytes == 4 || bytes == 8)),
+              "the copy size must be 4, 8 or 16 (16 with .cg)");
   std::vector<i32> pool;
   push_address(pool, address_operand(ctx, ctx.operand(0), false));
   push_address(pool, address_operand(ctx, ctx.operand(1), false));
@@ -95,16 +97,20 @@ void decode_copy(DecodeContext& ctx, const Form& entry) {
   ctx.has_async();
 }
 
-void run_commit(Warp& warp, const Inst&, u32 mask) { warp.block->cluster.async.commit(AsyncGroup::kCpAsync, warp, mask); }
+void run_commit(Warp& warp, const Inst&, u32 mask) {
+  warp.block->cluster.async.commit(AsyncGroup::kCpAsync, warp, mask);
+}
 
 void run_wait(Warp& warp, const Inst& inst, u32 mask) {
   warp.block->cluster.async.wait(AsyncGroup::kCpAsync, warp, mask, u32(inst.imm), false);
 }
 
-void run_wait_all(Warp& warp, const Inst&, u32 mask) { warp.block->cluster.async.wait_all(AsyncGroup::kCpAsync, warp, mask); }
+void run_wait_all(Warp& warp, const Inst&, u32 mask) {
+  warp.block->cluster.async.wait_all(AsyncGroup::kCpAsync, warp, mask);
+}
 
-// cp.async.mbarrier.arrive: the lanes' earlier copies arrive on the object when they are done. Without .noinc the pending
-// count is raised now, so that the arrival is not one of those the phase was initialised for.
+// cp.async.mbarrier.arrive: the lanes' earlier copies arrive on the object when they are done. Without .noinc the
+// pending count is raised now, so that the arrival is not one of those the phase was initialised for.
 void run_mbarrier_arrive(Warp& warp, const Inst& inst, u32 mask) {
   const i32* refs = pool_of(warp, inst);
   Cluster& cluster = warp.block->cluster;
@@ -126,7 +132,8 @@ void run_mbarrier_arrive(Warp& warp, const Inst& inst, u32 mask) {
     const Mbarrier before = mbarrier_load(warp, pc, first, spot, &record);
     Mbarrier after = before;
     for (u32 m = same; m && !noinc; m &= m - 1) {
-      if (after.expect_one_more() != MbarrierError::kNone) warp.fault("invalid", "the mbarrier's pending count overflows", same);
+      if (after.expect_one_more() != MbarrierError::kNone)
+        warp.fault("invalid", "the mbarrier's pending count overflows", same);
     }
     mbarrier_store(cluster, spot, *record, before, after);
     const u64 token = mbarrier_token(spot, *record);
@@ -148,7 +155,9 @@ void decode_mbarrier_arrive(DecodeContext& ctx, const Form& entry) {
   ctx.has_async();
 }
 
-void decode_nothing(DecodeContext& ctx, const Form&) { ctx.require(ctx.count() == 0, "no operands are allowed"); }
+void decode_nothing(DecodeContext& ctx, const Form&) {
+  ctx.require(ctx.count() == 0, "no operands are allowed");
+}
 
 void decode_wait(DecodeContext& ctx, const Form&) {
   u64 count = 0;
@@ -164,7 +173,8 @@ void register_copy_forms(Registry& registry) {
       for (const char* hint : {"", ".L2::cache_hint"}) {
         for (const char* prefetch : {"", ".L2::64B", ".L2::128B", ".L2::256B"}) {
           const u64 tag = (cache[1] == 'g' ? kCacheGlobal : 0) | (*hint ? kCacheHint : 0);
-          registry.add(std::string("cp.async.") + cache + to + ".global" + hint + prefetch, InstClass::kAsyncCopy, decode_copy, run_copy, tag);
+          registry.add(std::string("cp.async.") + cache + to + ".global" + hint + prefetch, InstClass::kAsyncCopy,
+                       decode_copy, run_copy, tag);
         }
       }
     }
@@ -174,8 +184,8 @@ void register_copy_forms(Registry& registry) {
   registry.add("cp.async.wait_all", InstClass::kAsyncCopy, decode_nothing, run_wait_all);
   for (const char* noinc : {"", ".noinc"}) {
     for (const char* space : {"", ".shared", ".shared::cta"}) {
-      registry.add(std::string("cp.async.mbarrier.arrive") + noinc + space + ".b64", InstClass::kMbarrier, decode_mbarrier_arrive,
-                   run_mbarrier_arrive, (*noinc ? kNoInc : 0) | (*space ? 0 : kGenericAddress));
+      registry.add(std::string("cp.async.mbarrier.arrive") + noinc + space + ".b64", InstClass::kMbarrier,
+                   decode_mbarrier_arrive, run_mbarrier_arrive, (*noinc ? kNoInc : 0) | (*space ? 0 : kGenericAddress));
     }
   }
 }

@@ -49,12 +49,12 @@ struct Mbarrier {
 
 // What the word cannot hold; the engine keeps one per object.
 struct MbarrierRecord {
-  bool live = false;       // initialised and not invalidated
-  uint64_t word = 0;       // as last stored: anything else in memory is an overwrite
-  uint64_t phase = 0;      // how many phases have completed
-  uint64_t observed = 0;   // phases whose completion a wait has seen
-  Knowledge gathering;     // of the arrivals so far
-  Knowledge released;      // of the arrivals of completed phases
+  bool live = false;      // initialised and not invalidated
+  uint64_t word = 0;      // as last stored: anything else in memory is an overwrite
+  uint64_t phase = 0;     // how many phases have completed
+  uint64_t observed = 0;  // phases whose completion a wait has seen
+  Knowledge gathering;    // of the arrivals so far
+  Knowledge released;     // of the arrivals of completed phases
 };
 
 }  // namespace pagedkern::vgpu

@@ -12,14 +12,16 @@ namespace pagedkern::vgpu {
 namespace {
 
 // Form::tag
-constexpr u64 kGenericAddress = 1, kRelaxed = 2, kDrop = 4, kExpect = 8, kNoComplete = 16, kParity = 32, kTry = 64, kRemote = 128;
+constexpr u64 kGenericAddress = 1, kRelaxed = 2, kDrop = 4, kExpect = 8, kNoComplete = 16, kParity = 32, kTry = 64,
+              kRemote = 128;
 
 SharedSpot spot_of(Warp& warp, const Inst& inst, u32 lane) {
   return shared_spot(warp, lane, lane_address(warp, pool_of(warp, inst), lane), 8, 8, inst.imm & kGenericAddress);
 }
 
 void check(Warp& warp, u32 lane, MbarrierError error) {
-  if (error != MbarrierError::kNone) warp.fault("invalid", std::string("mbarrier: ") + mbarrier_error_text(error), 1u << lane);
+  if (error != MbarrierError::kNone)
+    warp.fault("invalid", std::string("mbarrier: ") + mbarrier_error_text(error), 1u << lane);
 }
 
 u32 value_at(const Warp& warp, OperandRef ref, u32 lane, u32 otherwise) {
@@ -33,7 +35,8 @@ void run_init(Warp& warp, const Inst& inst, u32 mask) {
     u8* pointers[kLanes];
     u64 addresses[kLanes];
     addresses[lane] = address;
-    warp.resolve(inst.imm & kGenericAddress ? Space::kGeneric : Space::kShared, addresses, 1u << lane, 8, 8, Access::kWrite, pointers);
+    warp.resolve(inst.imm & kGenericAddress ? Space::kGeneric : Space::kShared, addresses, 1u << lane, 8, 8,
+                 Access::kWrite, pointers);
     const SharedSpot spot = shared_spot(warp, lane, address, 8, 8, inst.imm & kGenericAddress);
     MbarrierRecord& record = warp.block->cluster.async.mbarrier(*spot.block, spot.offset);
     const u64 phase = record.phase + 1;  // tokens of an earlier life never match
@@ -96,8 +99,9 @@ void run_arrive(Warp& warp, const Inst& inst, u32 mask) {
 }
 
 std::string waiting_for(const SharedSpot& spot, const Mbarrier& m, bool parity) {
-  return "phase parity " + std::to_string(parity) + " of the mbarrier at shared offset " + std::to_string(spot.offset + kSharedBase) + " (" +
-         std::to_string(m.pending) + " arrivals and " + std::to_string(m.tx) + " bytes short)";
+  return "phase parity " + std::to_string(parity) + " of the mbarrier at shared offset " +
+         std::to_string(spot.offset + kSharedBase) + " (" + std::to_string(m.pending) + " arrivals and " +
+         std::to_string(m.tx) + " bytes short)";
 }
 
 // op[0] predicate, op[1] state or parity.
@@ -165,7 +169,8 @@ void decode_arrive(DecodeContext& ctx, const Form& entry) {
   const bool has_state = ctx.count() > 0 && ctx.operand(0).kind != Operand::Kind::kAddress;
   const size_t at = has_state ? 1 : 0;
   const bool needs_count = entry.tag & (kExpect | kNoComplete);
-  ctx.require(ctx.count() == at + 2 || (ctx.count() == at + 1 && !needs_count), "the number of operands does not fit the form");
+  ctx.require(ctx.count() == at + 2 || (ctx.count() == at + 1 && !needs_count),
+              "the number of operands does not fit the form");
   ctx.require(has_state || (entry.tag & kRemote), "the state operand is missing");
   if (has_state && ctx.operand(0).kind != Operand::Kind::kSink) {
     ctx.require(!(entry.tag & kRemote), "an arrival in .shared::cluster returns no state");
@@ -176,7 +181,8 @@ void decode_arrive(DecodeContext& ctx, const Form& entry) {
 }
 
 void decode_wait(DecodeContext& ctx, const Form& entry) {
-  ctx.require(ctx.count() == 3 || (ctx.count() == 4 && (entry.tag & kTry)), "the number of operands does not fit the form");
+  ctx.require(ctx.count() == 3 || (ctx.count() == 4 && (entry.tag & kTry)),
+              "the number of operands does not fit the form");
   ctx.out().op[0] = ctx.dst(ctx.operand(0), 1);
   put_address(ctx, entry, 1);
   ctx.out().op[1] = ctx.src(ctx.operand(2), entry.tag & kParity ? 32 : 64);
@@ -195,16 +201,18 @@ void register_arrivals(Registry& registry) {
     for (const char* expect : {"", ".expect_tx"}) {
       for (const char* order : orders) {
         for (const Space64& space : spaces) {
-          const u64 tag = space.tag | (op[6] ? kDrop : 0) | (*expect ? kExpect : 0) | (order[1] == 'r' && order[4] == 'a' ? kRelaxed : 0);
-          registry.add(std::string("mbarrier.") + op + expect + order + space.text + ".b64", InstClass::kMbarrier, decode_arrive, run_arrive, tag);
+          const u64 tag = space.tag | (op[6] ? kDrop : 0) | (*expect ? kExpect : 0) |
+                          (order[1] == 'r' && order[4] == 'a' ? kRelaxed : 0);
+          registry.add(std::string("mbarrier.") + op + expect + order + space.text + ".b64", InstClass::kMbarrier,
+                       decode_arrive, run_arrive, tag);
         }
       }
     }
     for (const char* order : {"", ".release.cta"}) {
       for (const Space64& space : spaces) {
         if (space.tag & kRemote) continue;
-        registry.add(std::string("mbarrier.") + op + ".noComplete" + order + space.text + ".b64", InstClass::kMbarrier, decode_arrive, run_arrive,
-                     space.tag | (op[6] ? kDrop : 0) | kNoComplete);
+        registry.add(std::string("mbarrier.") + op + ".noComplete" + order + space.text + ".b64", InstClass::kMbarrier,
+                     decode_arrive, run_arrive, space.tag | (op[6] ? kDrop : 0) | kNoComplete);
       }
     }
   }
@@ -216,8 +224,10 @@ void register_waits(Registry& registry) {
     for (const char* parity : {"", ".parity"}) {
       for (const char* order : {"", ".acquire.cta", ".acquire.cluster", ".relaxed.cta", ".relaxed.cluster"}) {
         for (const Space64& space : spaces) {
-          const u64 tag = space.tag | (op[1] == 'r' ? kTry : 0) | (*parity ? kParity : 0) | (order[0] && order[1] == 'r' ? kRelaxed : 0);
-          registry.add(std::string("mbarrier.") + op + parity + order + space.text + ".b64", InstClass::kMbarrier, decode_wait, run_wait, tag);
+          const u64 tag = space.tag | (op[1] == 'r' ? kTry : 0) | (*parity ? kParity : 0) |
+                          (order[0] && order[1] == 'r' ? kRelaxed : 0);
+          registry.add(std::string("mbarrier.") + op + parity + order + space.text + ".b64", InstClass::kMbarrier,
+                       decode_wait, run_wait, tag);
         }
       }
     }
@@ -238,7 +248,8 @@ void register_mbarrier_forms(Registry& registry) {
     for (const char* order : {"", ".relaxed.cta", ".relaxed.cluster"}) {
       for (const char* space : {"", ".shared", ".shared::cta", ".shared::cluster"}) {
         const u64 tag = (*space ? 0 : kGenericAddress) | (op[0] == 'e' ? kExpect : 0);
-        registry.add(std::string("mbarrier.") + op + order + space + ".b64", InstClass::kMbarrier, decode_init, run_tx, tag);
+        registry.add(std::string("mbarrier.") + op + order + space + ".b64", InstClass::kMbarrier, decode_init, run_tx,
+                     tag);
       }
     }
   }

@@ -209,6 +209,10 @@ std::vector<MulticastTarget> multicast_targets(Warp& warp, u32 lane, u32 mask, c
     if (!block)
       warp.fault("invalid", "the multicast mask names block " + std::to_string(rank) + ", which the cluster lacks",
                  1u << lane);
+    if (block->done()) {
+      warp.fault("out_of_bounds", "the multicast reaches block " + std::to_string(rank) + ", which has exited",
+                 1u << lane);
+    }
     out.push_back({{block, to.offset}, {block, barrier.offset}});
   }
   return out;

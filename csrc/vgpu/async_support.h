@@ -24,7 +24,9 @@ inline u64 lane_address(const Warp& warp, const i32* slot, u32 lane) {
   if (base == kNoOperand) return offset;
   return slot[1] ? warp.lanes<u64>(base)[lane] + offset : u64(u32(warp.lanes<u32>(base)[lane] + u32(offset)));
 }
-inline const i32* pool_of(const Warp& warp, const Inst& inst) { return warp.kernel().pool.data() + inst.ext; }
+inline const i32* pool_of(const Warp& warp, const Inst& inst) {
+  return warp.kernel().pool.data() + inst.ext;
+}
 
 // An address operand of a form that names its space, or (`generic`) of one that does not, in a 64-bit register.
 Address address_operand(DecodeContext& ctx, const Operand& operand, bool generic);
@@ -76,6 +78,7 @@ void mbarrier_complete(const AsyncOperation& op, const SharedSpot& spot, u32 byt
 struct MulticastTarget {
   SharedSpot to, barrier;
 };
-std::vector<MulticastTarget> multicast_targets(Warp& warp, u32 lane, u32 mask, const SharedSpot& to, const SharedSpot& barrier);
+std::vector<MulticastTarget> multicast_targets(Warp& warp, u32 lane, u32 mask, const SharedSpot& to,
+                                               const SharedSpot& barrier);
 
 }  // namespace pagedkern::vgpu

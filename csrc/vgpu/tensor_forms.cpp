@@ -1,4 +1,6 @@
 // Instruction forms of mma.sync, ldmatrix, stmatrix and movmatrix.
+#include "vgpu/tensor_forms.h"
+
 #include <bit>
 #include <cstring>
 #include <string>
@@ -6,7 +8,6 @@
 
 #include "vgpu/async_support.h"
 #include "vgpu/registry.h"
-#include "vgpu/tensor_forms.h"
 #include "vgpu/tensor_matrix.h"
 #include "vgpu/tensor_mma.h"
 #include "vgpu/warp.h"
@@ -187,7 +188,8 @@ const char* tensor_type_name(TensorType t) {
 
 bool require_whole_warp(Warp& warp, u32 mask) {
   if (!warp.converge(mask, kFullMask)) return false;
-  if (mask != kFullMask) warp.fault("invalid", "the instruction needs all 32 lanes of the warp, some have exited", mask);
+  if (mask != kFullMask)
+    warp.fault("invalid", "the instruction needs all 32 lanes of the warp, some have exited", mask);
   return true;
 }
 
@@ -200,10 +202,14 @@ void register_tensor_forms(Registry& registry) {
 
 // These families do not depend on the SIMD level their callers were compiled for.
 namespace generic {
-void register_tensor(Registry& registry) { register_tensor_forms(registry); }
+void register_tensor(Registry& registry) {
+  register_tensor_forms(registry);
+}
 }  // namespace generic
 namespace avx2 {
-void register_tensor(Registry& registry) { register_tensor_forms(registry); }
+void register_tensor(Registry& registry) {
+  register_tensor_forms(registry);
+}
 }  // namespace avx2
 
 }  // namespace pagedkern::vgpu

@@ -9,7 +9,8 @@ namespace pagedkern::vgpu {
 
 const char* tensor_type_name(TensorType type);
 
-// For .sync.aligned forms whose lanes hold fragments: false while lanes are still missing, a fault where they never come.
+// For .sync.aligned forms whose lanes hold fragments: false while lanes are still missing, a fault where they never
+// come.
 bool require_whole_warp(Warp& warp, u32 mask);
 
 void register_tensor_forms(Registry& registry);

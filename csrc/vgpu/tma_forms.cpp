@@ -67,7 +67,9 @@ class TensorStore : public AsyncOperation {
   void capture(Cluster&, u32) override {
     data.resize(map.box_bytes());
     for (const TmaRow& row : rows) {
-      through_swizzle(map, from, row, [&](u8* shared, u32 at) { std::memcpy(data.data() + row.shared_offset + at, shared, kSwizzleChunk); });
+      through_swizzle(map, from, row, [&](u8* shared, u32 at) {
+        std::memcpy(data.data() + row.shared_offset + at, shared, kSwizzleChunk);
+      });
     }
   }
   void perform(Cluster&, u32) override {
@@ -120,7 +122,14 @@ TensorMap read_operands(Warp& warp, const Inst& inst, u32 lane, i32* coordinates
   for (u32 d = 0; d < rank; ++d) coordinates[d] = i32(warp.lanes<u32>(refs[kAddressWords + d])[lane]);
   TensorMap map = map_at(warp, lane, refs);
   if (map.rank != rank) {
-    warp.fault("invalid", "the tensor map has " + std::to_string(map.rank) + " dimensions, the instruction " + std::to_string(rank), 1u << lane);
+    warp.fault(
+        "invalid",
+        "the tensor map has " + std::to_string(map.rank) + " dimensions, the instruction " + std::to_string(rank),
+        1u << lane);
+  }
+  if (map.box_bytes() > DeviceLimits::kMaxSharedBytes) {
+    warp.fault("out_of_bounds", "the box has " + std::to_string(map.box_bytes()) + " bytes, more than shared memory",
+               1u << lane);
   }
   return map;
 }
@@ -146,7 +155,8 @@ void run_load(Warp& warp, const Inst& inst, u32 mask) {
     if (inst.imm & kMulticast) targets = multicast_targets(warp, lane, warp.lanes<u16>(inst.op[0])[lane], to, barrier);
     warp.worker->counters.bulk_bytes += bytes;
     for (const MulticastTarget& t : targets) {
-      if (t.to.block != t.barrier.block) warp.fault("invalid", "the mbarrier lies in another block than the destination", 1u << lane);
+      if (t.to.block != t.barrier.block)
+        warp.fault("invalid", "the mbarrier lies in another block than the destination", 1u << lane);
       auto op = std::make_unique<TensorLoad>(warp, lane);
       op->map = map;
       op->rows = rows;
@@ -175,7 +185,9 @@ void run_store(Warp& warp, const Inst& inst, u32 mask) {
       op->reduce = true;
       op->op = ReduceOp(inst.imm >> kOpShift & 0xff);
       if (!tma_reduce_type(op->map.type, op->op, op->type)) {
-        warp.fault("invalid", std::string("the reduction does not exist for tensor maps of ") + tma_type_name(op->map.type), 1u << lane);
+        warp.fault("invalid",
+                   std::string("the reduction does not exist for tensor maps of ") + tma_type_name(op->map.type),
+                   1u << lane);
       }
     }
     check_rows(warp, lane, op->rows, op->reduce ? Access::kAtomic : Access::kWrite);
@@ -199,8 +211,9 @@ void run_prefetch(Warp& warp, const Inst& inst, u32 mask) {
 void push_tensor(DecodeContext& ctx, const Operand& o, size_t rank, std::vector<i32>& pool) {
   Address map = address_operand(ctx, o, true);
   if (map.symbol == Space::kParam) map.offset |= i64(kParamWindow);
-  ctx.require(o.elements.size() == 1 && o.elements[0].kind == Operand::Kind::kVector && o.elements[0].elements.size() == rank,
-              "the number of coordinates does not fit the form");
+  ctx.require(
+      o.elements.size() == 1 && o.elements[0].kind == Operand::Kind::kVector && o.elements[0].elements.size() == rank,
+      "the number of coordinates does not fit the form");
   push_address(pool, map);
   for (const Operand& c : o.elements[0].elements) pool.push_back(ctx.src(c, 32));
 }
@@ -259,7 +272,8 @@ void run_replace(Warp& warp, const Inst& inst, u32 mask) {
     u8* bytes = map_bytes(warp, lane, address, space, Access::kWrite);
     const u64 value = inst.imm & kWide ? warp.lanes<u64>(inst.op[0])[lane] : warp.lanes<u32>(inst.op[0])[lane];
     std::string why;
-    if (!tensor_map_replace(bytes, TmaField(inst.imm & 15), inst.aux, value, why)) warp.fault("invalid", why, 1u << lane);
+    if (!tensor_map_replace(bytes, TmaField(inst.imm & 15), inst.aux, value, why))
+      warp.fault("invalid", why, 1u << lane);
   }
 }
 
@@ -270,7 +284,8 @@ void decode_replace(DecodeContext& ctx, const Form& entry) {
   push_address(pool, address_operand(ctx, ctx.operand(0), entry.tag & kGeneric));
   if (array) {
     u64 ordinal = 0;
-    ctx.require(ctx.constant_value(ctx.operand(1), &ordinal) && ordinal < kMaxTensorRank, "the dimension must be a literal, 0 to 4");
+    ctx.require(ctx.constant_value(ctx.operand(1), &ordinal) && ordinal < kMaxTensorRank,
+                "the dimension must be a literal, 0 to 4");
     ctx.out().aux = u32(ordinal);
   }
   ctx.out().op[0] = ctx.src(ctx.operand(array ? 2 : 1), entry.tag & kWide ? 64 : 32);
@@ -289,7 +304,8 @@ void run_copy_map(Warp& warp, const Inst& inst, u32 mask) {
 
 void decode_copy_map(DecodeContext& ctx, const Form&) {
   u64 bytes = 0;
-  ctx.require(ctx.count() == 3 && ctx.constant_value(ctx.operand(2), &bytes) && bytes == kTensorMapBytes, "the size must be 128");
+  ctx.require(ctx.count() == 3 && ctx.constant_value(ctx.operand(2), &bytes) && bytes == kTensorMapBytes,
+              "the size must be 128");
   std::vector<i32> pool;
   push_address(pool, address_operand(ctx, ctx.operand(0), false));
   push_address(pool, address_operand(ctx, ctx.operand(1), false));
@@ -315,13 +331,15 @@ void register_tensormap(Registry& registry) {
   for (const Field& f : kFields) {
     for (const char* space : {"", ".global", ".shared::cta"}) {
       const u64 where = !*space ? kGeneric : space[1] == 's' ? kShared : 0;
-      registry.add(std::string("tensormap.replace.tile.") + f.name + space + ".b1024" + (f.flags & kWide ? ".b64" : ".b32"), InstClass::kOther,
-                   decode_replace, run_replace, u64(f.field) | f.flags | where);
+      registry.add(
+          std::string("tensormap.replace.tile.") + f.name + space + ".b1024" + (f.flags & kWide ? ".b64" : ".b32"),
+          InstClass::kOther, decode_replace, run_replace, u64(f.field) | f.flags | where);
     }
   }
   for (const char* scope : {"cta", "cluster", "gpu", "sys"}) {
-    registry.add(std::string("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.") + scope + ".sync.aligned", InstClass::kFence,
-                 decode_copy_map, run_copy_map);
+    registry.add(
+        std::string("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.") + scope + ".sync.aligned",
+        InstClass::kFence, decode_copy_map, run_copy_map);
   }
 }
 
@@ -335,17 +353,21 @@ void register_tma_forms(Registry& registry) {
       const u64 tag = rank | (*hint ? kHint : 0);
       for (const char* tile : {"", ".tile"}) {
         const std::string load = std::string(".global") + tile + ".mbarrier::complete_tx::bytes";
-        registry.add("cp.async.bulk.tensor." + dim + ".shared::cluster" + load + hint, InstClass::kAsyncCopy, decode_load, run_load, tag);
-        registry.add("cp.async.bulk.tensor." + dim + ".shared::cta" + load + hint, InstClass::kAsyncCopy, decode_load, run_load, tag);
-        registry.add("cp.async.bulk.tensor." + dim + ".shared::cluster" + load + ".multicast::cluster" + hint, InstClass::kAsyncCopy, decode_load,
-                     run_load, tag | kMulticast);
+        registry.add("cp.async.bulk.tensor." + dim + ".shared::cluster" + load + hint, InstClass::kAsyncCopy,
+                     decode_load, run_load, tag);
+        registry.add("cp.async.bulk.tensor." + dim + ".shared::cta" + load + hint, InstClass::kAsyncCopy, decode_load,
+                     run_load, tag);
+        registry.add("cp.async.bulk.tensor." + dim + ".shared::cluster" + load + ".multicast::cluster" + hint,
+                     InstClass::kAsyncCopy, decode_load, run_load, tag | kMulticast);
         const std::string store = std::string(tile) + ".bulk_group" + hint;
-        registry.add("cp.async.bulk.tensor." + dim + ".global.shared::cta" + store, InstClass::kAsyncCopy, decode_store, run_store, tag);
+        registry.add("cp.async.bulk.tensor." + dim + ".global.shared::cta" + store, InstClass::kAsyncCopy, decode_store,
+                     run_store, tag);
         for (size_t op = 0; op < std::size(kOps); ++op) {
-          registry.add("cp.reduce.async.bulk.tensor." + dim + ".global.shared::cta." + kOps[op] + store, InstClass::kAsyncCopy, decode_store,
-                       run_store, tag | kReduce | u64(op) << kOpShift);
+          registry.add("cp.reduce.async.bulk.tensor." + dim + ".global.shared::cta." + kOps[op] + store,
+                       InstClass::kAsyncCopy, decode_store, run_store, tag | kReduce | u64(op) << kOpShift);
         }
-        registry.add("cp.async.bulk.prefetch.tensor." + dim + ".L2.global" + tile + hint, InstClass::kAsyncCopy, decode_prefetch, run_prefetch, tag);
+        registry.add("cp.async.bulk.prefetch.tensor." + dim + ".L2.global" + tile + hint, InstClass::kAsyncCopy,
+                     decode_prefetch, run_prefetch, tag);
       }
     }
   }

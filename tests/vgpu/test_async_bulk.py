@@ -92,6 +92,16 @@ def test_multicast_beyond_the_cluster():
         build(body).launch("k", 1, 32, [rows(), rows()])
 
 
+def test_multicast_to_a_block_that_has_exited():
+    body = INIT + "  barrier.cluster.arrive;\n  barrier.cluster.wait;\n  setp.eq.u32 %p2, %r9, 1;\n  @%p2 ret;\n"
+    body += "  mov.u32 %r20, 0;\nSPIN:\n  add.u32 %r20, %r20, 1;\n  setp.lt.u32 %p2, %r20, 5000;\n  @%p2 bra SPIN;\n"
+    body += EXPECT.format(bytes=512) + "  mov.u16 %h0, 2;\n"
+    body += f"  @%p1 cp.async.bulk.shared::cluster.global{COUNTED}.multicast::cluster [%r1], [%d0], 512, [%r3], %h0;\n"
+    with pytest.raises(vgpu.KernelFault, match="block 1, which has exited") as caught:
+        build(body).launch("k", 2, 32, [rows(), rows()], cluster=2)
+    assert caught.value.kind == "out_of_bounds"
+
+
 @pytest.mark.parametrize("mode,seed", ORDERS)
 @pytest.mark.parametrize("hint", ["", ".L2::cache_hint"])
 def test_store(hint, mode, seed):

@@ -520,6 +520,14 @@ def test_tensor_larger_than_its_memory():
     assert caught.value.kind == "out_of_bounds"
 
 
+def test_box_larger_than_shared_memory():
+    tensor = aligned((1, 1, 1, 1, 256), np.int64)
+    descriptor = vgpu.tensor_map(tensor, (256, 256, 256, 256, 256))
+    with pytest.raises(vgpu.KernelFault, match="more than shared memory") as caught:
+        load_kernel(5).launch("k", 1, 32, [header([0] * 5, 256), aligned(256), descriptor])
+    assert caught.value.kind == "out_of_bounds"
+
+
 def test_misaligned_destination():
     body = INIT + EXPECT + "  add.u32 %r16, %r1, 64;\n"
     body += f"  @%p1 cp.async.bulk.tensor.2d.shared::cta.global{COUNTED} [%r16], [%d3, {{%r10, %r11}}], [%r3];\n"
