@@ -56,6 +56,7 @@ def test_holds_the_packages_and_nothing_else(wheel):
     assert {t for t in tops if not t.endswith(".dist-info")} == {"pagedkern", "engine_min"}
     for library in ("ops", "vgpu", "ops_vgpu"):
         assert f"pagedkern/libpagedkern_{library}.so" in names
+    assert "pagedkern/libpagedkern_vgpu_cudart.a" in names
     assert any(name.startswith("pagedkern/_C.") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     python = {p.relative_to(ROOT).as_posix() for top in ("pagedkern", "engine_min") for p in (ROOT / top).rglob("*.py")}
