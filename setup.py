@@ -47,7 +47,14 @@ BINDINGS = _files(
 # CPU kernels and their dispatch, compiled once.
 CPU = _files("csrc/cpu/", ".cpp", "attention block_copy cache_write gather merge_states simd_level")
 # CPU kernels compiled once per SIMD level.
-CPU_SIMD = _files("csrc/cpu/simd/", ".cpp", "attention cache_write gather merge_states")
+CPU_SIMD = _files(
+    "csrc/cpu/simd/",
+    ".cpp",
+    """
+    attention attention_bfloat16 attention_e4m3 attention_e5m2 attention_float16 attention_float32
+    cache_write gather merge_states
+    """,
+)
 # CUDA kernels, one instantiation a file.
 CUDA = _files(
     "csrc/",

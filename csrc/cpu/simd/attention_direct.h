@@ -63,7 +63,8 @@ inline Vec dot_products(const float* query, int64_t query_stride, const T* const
   return sums_of_rows(sums);
 }
 
-// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns.
+// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns. The tile's sum is
+// formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
 template <class Mode, class T, int kRows, int kBlocks>
 inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
                        const float* rescale, float* output, int64_t output_stride, const Ahead* ahead) {
@@ -73,9 +74,8 @@ inline void add_values(const float* words, const T* const* values, int begin, in
   Vec sums[kRows][kVecs];
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const Vec factor = broadcast(rescale[r]);
     PAGEDKERN_UNROLL
-    for (int v = 0; v < kVecs; ++v) sums[r][v] = mul(factor, load(output + r * output_stride + column + v * kLanes));
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = broadcast(0.0f);
   }
   const bool whole = elements == kBlocks * kElements;
   for (int j = begin; j < end; j += kStep) {
@@ -105,8 +105,12 @@ inline void add_values(const float* words, const T* const* values, int begin, in
   }
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    const Vec factor = broadcast(rescale[r]);
     PAGEDKERN_UNROLL
-    for (int v = 0; v < kVecs; ++v) store(output + r * output_stride + column + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVecs; ++v) {
+      float* sum = output + r * output_stride + column + v * kLanes;
+      store(sum, fma(factor, load(sum), sums[r][v]));
+    }
   }
 }
 
@@ -176,7 +180,7 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   for (int r = 0; r < kRows; ++r) rescale[r] = lane_values[r];
 
   alignas(64) float words[kKeyTile * kRows];
-  Vec sum = mul(load(block.sum), factors);
+  Vec sum = broadcast(0.0f);
   const bool value_scales = params.v_scale.per_token();
   for (int j = begin; j < end; j += kGroup) {
     Vec weights[kStep] = {};
@@ -195,7 +199,7 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
     }
     Mode::template pack_weights<kRows>(weights, words + j / kStep * kRows);
   }
-  store(block.sum, sum);
+  store(block.sum, fma(load(block.sum), factors, sum));
 
   constexpr int kElements = kLanes * kStep;
   constexpr int kBlocks = kLanes == 16 && kRows <= 4 ? 4 / kStep : 2;

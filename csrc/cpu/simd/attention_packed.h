@@ -17,7 +17,7 @@ constexpr int kTileRows = 2, kTileVecs = 1;
 #endif
 static_assert(kTileRows <= kRowPadding);
 
-// c = rescale * c + a . b over words [begin, end); without rescale c is not read.
+// c = rescale * c + a . b over words [begin, end), the product summed from zero; without rescale c is not read.
 template <class Mode, int kRows, int kVecs>
 inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end,
                           float* c, int64_t c_stride, const float* rescale) {
@@ -25,10 +25,7 @@ inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int6
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     PAGEDKERN_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      sums[r][v] =
-          rescale == nullptr ? broadcast(0.0f) : mul(broadcast(rescale[r]), load(c + r * c_stride + v * kLanes));
-    }
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = broadcast(0.0f);
   }
   for (int k = begin; k < end; ++k) {
     Vec words[kVecs];
@@ -44,7 +41,10 @@ inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int6
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     PAGEDKERN_UNROLL
-    for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVecs; ++v) {
+      float* sum = c + r * c_stride + v * kLanes;
+      store(sum, rescale == nullptr ? sums[r][v] : fma(broadcast(rescale[r]), load(sum), sums[r][v]));
+    }
   }
 }
 
@@ -144,7 +144,7 @@ inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float*
   const float base = m == -kInfinity ? 0.0f : m;
   const Vec rescale = exp2_of(broadcast(maximum - base));
   maximum = m;
-  Vec sum = mul(load(sums), rescale);
+  Vec sum = broadcast(0.0f);
   for (int i = first; i < last; i += kStep) {
     Vec weights[kStep] = {};
     PAGEDKERN_UNROLL
@@ -156,7 +156,7 @@ inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float*
     }
     Mode::template pack_weights<1>(weights, words + i / kStep * kLanes);
   }
-  store(sums, sum);
+  store(sums, fma(load(sums), rescale, sum));
   return first_lane(rescale);
 }
 

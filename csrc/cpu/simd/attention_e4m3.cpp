@@ -1,0 +1,10 @@
+#include "cpu/simd/attention_item.h"
+#include "cpu/simd/attention_items.h"
+
+namespace pagedkern::cpu::PAGEDKERN_SIMD {
+
+void run_item_e4m3(const AttentionTask& task, const AttentionItem& item, const AttentionScratch& scratch) {
+  run_item<Fp8<E4M3>>(task, item, scratch);
+}
+
+}  // namespace pagedkern::cpu::PAGEDKERN_SIMD
