@@ -143,3 +143,19 @@ def test_fakes_are_registered(ops):
 
 def test_loading_twice_is_loading_once(ops):
     assert vgpu.load_ops() == vgpu.load_ops() == "pagedkern_vgpu"
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
+def test_strides_beyond_2_31_bytes(order):
+    """Three blocks, tokens or heads 2^30 elements apart, in one lazily committed allocation."""
+    far = 2**30
+    bases = [torch.empty(3 * far, dtype=torch.uint8) for _ in range(2)]
+    rows = torch.randint(-8, 9, (3, 3, 8)).bfloat16()
+    for strides in ((32, 8, far), (32, far, 8), (far, 32, 8)):
+        pair = [base.as_strided((3, 3, 3, 8), (*strides, 1), 64).zero_().view(E4M3) for base in bases]
+        order.op("reshape_and_cache")(rows, -rows, *pair, torch.arange(6, 9))
+        assert torch.equal(pair[0][2].bfloat16(), rows) and torch.equal(pair[1][2].bfloat16(), -rows)
+        assert not any(cache.view(torch.uint8)[:2].any() for cache in pair)
+        order.op("copy_blocks")(pair[:1], pair[1:], torch.tensor([[2, 0]]))
+        assert torch.equal(pair[0][0].bfloat16(), rows) and torch.equal(pair[1][0].bfloat16(), -rows)
+        assert not any(cache.view(torch.uint8)[1].any() for cache in pair)
