@@ -21,6 +21,27 @@ const char* verb(Access a) {
                                                             : "atomic access";
 }
 
+// Address k is the first one plus k times `step`, for all lanes: step `bytes` is a warp that moves one stretch of
+// memory, step 0 one that reads the same place. Both are checked as one range, and only what then looks wrong lane by
+// lane.
+bool in_steps(const u64* addresses, u64 step) {
+  u64 different = 0;
+  for (u64 k = 0; k < u64(kLanes); ++k) different |= addresses[k] ^ (addresses[0] + k * step);
+  return different == 0;
+}
+
+struct Stretch {
+  u64 address = 0;
+  u32 bytes = 0;  // 0: the lanes' accesses are no stretch
+};
+
+Stretch stretch_of(const u64* addresses, u32 mask, u32 bytes) {
+  if (mask != kFullMask) return {};
+  const u64 step = addresses[1] - addresses[0];
+  if ((step != bytes && step != 0) || !in_steps(addresses, step)) return {};
+  return {addresses[0], step ? bytes * kLanes : bytes};
+}
+
 }  // namespace
 
 void Warp::resolve(Space space, const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers) {
@@ -85,77 +106,81 @@ void Warp::fault_global(u64 address, u32 bytes, u32 lane, Access access) const {
   fault("out_of_bounds", text, 1u << lane);
 }
 
-void Warp::resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers) {
-  Allocation* a = last_allocation_;
-  u64 bits = 0, low = ~0ull, high = 0;
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    if (!(mask >> lane & 1)) continue;
-    u64 address = addresses[lane];
-    bits |= address;
-    low = std::min(low, address);
-    high = std::max(high, address);
-    pointers[lane] = reinterpret_cast<u8*>(address);
+// True: done. False: lane by lane, as something may be wrong or the lanes touch more than one allocation.
+bool Warp::resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access) {
+  Allocation*& near = near_allocations_[pc % near_allocations_.size()];
+  Allocation* a = near;
+  if (!a || !a->contains(address, total)) {
+    a = launch->memory->find(address);
+    if (!a || !a->contains(address, total)) return false;
+    near = a;
   }
-  if (bits & (align - 1)) {
-    for (u32 m = mask; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      if (addresses[lane] & (align - 1)) {
-        fault("misaligned",
-              std::string(verb(access)) + " at global address " + hex(addresses[lane]) + " needs " +
-                  std::to_string(align) + "-byte alignment",
-              1u << lane);
-      }
-    }
+  if ((address | (total > bytes ? bytes : 0)) & (align - 1)) return false;
+  if (a->freed || (a->read_only && writes(access))) return false;
+  if (a->written) {
+    if (reads(access) && launch->options.check_uninitialized && !a->written->all(address - a->base, total))
+      return false;
+    if (writes(access)) a->written->set(address - a->base, total);
   }
-  if (!a || !a->contains(low, 1)) a = launch->memory->find(low);
-  bool one = a && !a->freed && a->contains(low, bytes) && a->contains(high, bytes) && !(a->read_only && writes(access));
-  if (one) last_allocation_ = a;
-  const bool count = launch->options.counters;
-  if (!one || a->written || count) {
-    bool same = one;
-    for (u32 m = mask; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      u64 address = addresses[lane];
-      Allocation* own = same ? a : launch->memory->find(address);
-      if (!own || own->freed || !own->contains(address, bytes) || (own->read_only && writes(access))) {
-        fault_global(address, bytes, lane, access);
-      }
-      if (own->written) {
-        if (reads(access) && launch->options.check_uninitialized && !own->written->all(address - own->base, bytes)) {
-          fault("uninitialized",
-                "read of " + std::to_string(bytes) + " bytes at global address " + hex(address) + ", '" + own->name +
-                    "' + " + std::to_string(address - own->base) + ", that nothing wrote",
-                1u << lane);
-        }
-        if (writes(access)) own->written->set(address - own->base, bytes);
-      } else if (same) {
-        break;
-      }
-    }
-  }
-  if (!count) return;
-  u64 sectors[kLanes * 2];
-  u32 n = distinct_sectors(addresses, mask, bytes, sectors);
+  if (!launch->options.counters) return true;
+  const u64 first = address / kSectorBytes, sectors = (address + total - 1) / kSectorBytes - first + 1;
+  count_global(access, u64(bytes) * kLanes, u32(sectors));
+  if (!a->read_sectors) return true;
+  if (reads(access)) a->read_sectors->set(first - a->first_sector(), sectors);
+  if (writes(access)) a->write_sectors->set(first - a->first_sector(), sectors);
+  return true;
+}
+
+void Warp::count_global(Access access, u64 moved, u32 sectors) const {
   Counters& c = worker->counters;
-  u64 moved = u64(std::popcount(mask)) * bytes;
   if (reads(access)) {
     c.global_load_bytes += moved;
     c.global_load_requests += 1;
-    c.global_load_sectors += n;
+    c.global_load_sectors += sectors;
   }
   if (writes(access)) {
     c.global_store_bytes += moved;
     c.global_store_requests += 1;
-    c.global_store_sectors += n;
+    c.global_store_sectors += sectors;
   }
-  for (u32 k = 0; k < n; ++k) {
-    Allocation* own = one ? a : launch->memory->find(std::max(sectors[k] * kSectorBytes, low));
-    if (!own) own = launch->memory->find(sectors[k] * kSectorBytes + kSectorBytes - 1);
-    if (!own || !own->read_sectors) continue;
-    u64 bit = sectors[k] - own->first_sector();
-    if (reads(access)) own->read_sectors->set_one(bit);
-    if (writes(access)) own->write_sectors->set_one(bit);
+}
+
+void Warp::resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers) {
+  for (u32 lane = 0; lane < kLanes; ++lane) pointers[lane] = reinterpret_cast<u8*>(addresses[lane]);
+  const Stretch stretch = stretch_of(addresses, mask, bytes);
+  if (stretch.bytes && resolve_global_stretch(stretch.address, stretch.bytes, bytes, align, access)) return;
+  Allocation* a = near_allocations_[pc % near_allocations_.size()];
+  for (u32 m = mask; m; m &= m - 1) {
+    const u32 lane = u32(std::countr_zero(m));
+    const u64 address = addresses[lane];
+    if (address & (align - 1)) {
+      fault("misaligned",
+            std::string(verb(access)) + " at global address " + hex(address) + " needs " + std::to_string(align) +
+                "-byte alignment",
+            1u << lane);
+    }
+    if (!a || !a->contains(address, bytes)) a = launch->memory->find(address);
+    if (!a || a->freed || !a->contains(address, bytes) || (a->read_only && writes(access))) {
+      fault_global(address, bytes, lane, access);
+    }
+    if (a->written) {
+      if (reads(access) && launch->options.check_uninitialized && !a->written->all(address - a->base, bytes)) {
+        fault("uninitialized",
+              "read of " + std::to_string(bytes) + " bytes at global address " + hex(address) + ", '" + a->name +
+                  "' + " + std::to_string(address - a->base) + ", that nothing wrote",
+              1u << lane);
+      }
+      if (writes(access)) a->written->set(address - a->base, bytes);
+    }
+    if (!a->read_sectors) continue;
+    for (u64 k = address / kSectorBytes; k <= (address + bytes - 1) / kSectorBytes; ++k) {
+      if (reads(access)) a->read_sectors->set_one(k - a->first_sector());
+      if (writes(access)) a->write_sectors->set_one(k - a->first_sector());
+    }
   }
+  near_allocations_[pc % near_allocations_.size()] = a;
+  if (launch->options.counters)
+    count_global(access, u64(std::popcount(mask)) * bytes, distinct_sectors(addresses, mask, bytes, nullptr));
 }
 
 Block& Warp::shared_target(u32 lane, u64 address, u32 bytes, u32* offset) {
@@ -179,69 +204,90 @@ Block& Warp::shared_target(u32 lane, u64 address, u32 bytes, u32* offset) {
   return *target;
 }
 
-void Warp::resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers) {
-  u32 offsets[kLanes];
-  bool own = true;
-  u64 bits = 0;
-  for (u32 m = mask; m; m &= m - 1) {
-    u32 lane = u32(std::countr_zero(m));
-    bits |= addresses[lane];
-    Block& target = shared_target(lane, addresses[lane], bytes, &offsets[lane]);
-    own &= &target == block;
-    pointers[lane] = target.shared.data() + offsets[lane];
-  }
-  if (bits & (align - 1)) {
-    for (u32 m = mask; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      if (addresses[lane] & (align - 1)) {
-        fault("misaligned",
-              std::string(verb(access)) + " at shared address " + hex(addresses[lane]) + " needs " +
-                  std::to_string(align) + "-byte alignment",
-              1u << lane);
-      }
-    }
-  }
+// As resolve_global_stretch, in the own block's shared memory.
+bool Warp::resolve_shared_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access) {
+  const u64 offset = address - kSharedBase;
+  if (address >> kSharedRankShift || address < kSharedBase || offset + total > block->shared_bytes) return false;
+  if ((address | (total > bytes ? bytes : 0)) & (align - 1)) return false;
   const LaunchOptions& options = launch->options;
-  if (!block->cluster.async.idle() && options.check_async) {
-    for (u32 m = mask; m; m &= m - 1) {
-      u32 lane = u32(std::countr_zero(m));
-      u32 offset;
-      Block& target = shared_target(lane, addresses[lane], bytes, &offset);
-      block->cluster.async.check_shared(*this, lane, target, offset, bytes, writes(access));
-    }
+  const u32 at = u32(offset);
+  if (options.check_async && !block->cluster.async.idle()) {
+    u32 guarded = 0;
+    for (u32 k = at / 16; k <= (at + total - 1) / 16; ++k)
+      guarded |= block->guarded_writes[k] | block->guarded_reads[k];
+    if (guarded) return false;
   }
+  SharedShadow& shadow = block->shadow;
+  if (reads(access) && options.check_uninitialized && !shadow.written(at, total)) return false;
+  // What it leaves in the shadow before it finds a conflict is what the lanes would leave there too.
+  if (!strong(access) && options.check_races && shadow.races() &&
+      shadow.access(at, total, writes(access), actor, knowledge.seen).found) {
+    return false;
+  }
+  if (writes(access)) shadow.mark_written(at, total);
+  if (options.counters) {
+    const u32 wavefronts = std::max(1u, bytes / 4);
+    if (reads(access)) worker->counters.shared_load_wavefronts += wavefronts;
+    if (writes(access)) worker->counters.shared_store_wavefronts += wavefronts;
+  }
+  return true;
+}
+
+void Warp::resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers) {
+  const Stretch stretch = stretch_of(addresses, mask, bytes);
+  if (stretch.bytes && resolve_shared_stretch(stretch.address, stretch.bytes, bytes, align, access)) {
+    u8* base = block->shared.data() - kSharedBase;
+    for (u32 lane = 0; lane < kLanes; ++lane) pointers[lane] = base + addresses[lane];
+    return;
+  }
+  u32 offsets[kLanes];
   for (u32 m = mask; m; m &= m - 1) {
-    u32 lane = u32(std::countr_zero(m));
-    Block& target = own ? *block
-                        : *block->cluster.block((u32(addresses[lane]) >> kSharedRankShift)
-                                                    ? (u32(addresses[lane]) >> kSharedRankShift) - 1
-                                                    : block->rank);
-    if (reads(access) && options.check_uninitialized && !target.shadow.written(offsets[lane], bytes)) {
-      fault("uninitialized",
-            "read of " + std::to_string(bytes) + " bytes at shared address " + hex(addresses[lane]) +
-                " that nothing wrote",
+    const u32 lane = u32(std::countr_zero(m));
+    const u64 address = addresses[lane];
+    u32& offset = offsets[lane];
+    Block* target = block;
+    offset = u32(address) - kSharedBase;
+    if (address >> kSharedRankShift || address < kSharedBase || offset + u64(bytes) > block->shared_bytes)
+      target = &shared_target(lane, address, bytes, &offset);
+    pointers[lane] = target->shared.data() + offset;
+    if (address & (align - 1)) {
+      fault("misaligned",
+            std::string(verb(access)) + " at shared address " + hex(address) + " needs " + std::to_string(align) +
+                "-byte alignment",
             1u << lane);
     }
-    if (writes(access)) target.shadow.mark_written(offsets[lane], bytes);
-    if (!strong(access) && options.check_races && target.shadow.races()) {
-      RaceReport race = target.shadow.access(offsets[lane], bytes, writes(access), actor, knowledge.seen);
-      if (race.found) {
-        const std::string text = std::string(verb(access)) + " at shared address " + hex(race.offset + kSharedBase) +
-                                 " races with a " + (race.other_writes ? "write" : "read") + " by " +
-                                 block->cluster.actor_name(epoch_actor(race.other)) + ": no barrier orders them";
-        if (!same_value || !race.other_writes) fault("race", text, 1u << lane);
-        same_value->lanes |= 1u << lane;
-        same_value->conflict = text;
-      }
-    }
+    check_shared_lane(*target, lane, offset, bytes, access);
   }
-  if (!options.counters) return;
+  if (!launch->options.counters) return;
   u32 fewest = 0;
   u32 wavefronts = shared_wavefronts(offsets, mask, bytes, &fewest);
   Counters& c = worker->counters;
   if (reads(access)) c.shared_load_wavefronts += wavefronts;
   if (writes(access)) c.shared_store_wavefronts += wavefronts;
   c.shared_bank_conflicts += wavefronts - fewest;
+}
+
+void Warp::check_shared_lane(Block& target, u32 lane, u32 offset, u32 bytes, Access access) {
+  const LaunchOptions& options = launch->options;
+  if (options.check_async && !block->cluster.async.idle())
+    block->cluster.async.check_shared(*this, lane, target, offset, bytes, writes(access));
+  if (&target != block) target.note_remote(*this);
+  if (reads(access) && options.check_uninitialized && !target.shadow.written(offset, bytes)) {
+    fault("uninitialized",
+          "read of " + std::to_string(bytes) + " bytes at shared address " + hex(offset + kSharedBase) +
+              " that nothing wrote",
+          1u << lane);
+  }
+  if (writes(access)) target.shadow.mark_written(offset, bytes);
+  if (strong(access) || !options.check_races || !target.shadow.races()) return;
+  const RaceReport race = target.shadow.access(offset, bytes, writes(access), actor, knowledge.seen);
+  if (!race.found) return;
+  const std::string text = std::string(verb(access)) + " at shared address " + hex(race.offset + kSharedBase) +
+                           " races with a " + (race.other_writes ? "write" : "read") + " by " +
+                           block->cluster.actor_name(epoch_actor(race.other)) + ": no barrier orders them";
+  if (!same_value || !race.other_writes) fault("race", text, 1u << lane);
+  same_value->lanes |= 1u << lane;
+  same_value->conflict = text;
 }
 
 void Warp::resolve_small(Space space, u64 address, u32 lane, u32 bytes, u32 align, Access access, u8** pointer) {

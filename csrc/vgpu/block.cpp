@@ -34,6 +34,8 @@ void Block::start(const Dim3& id, WorkerContext& worker) {
   guarded_reads.assign((shared_bytes + 15) / 16, 0);
   for (Barrier& b : barriers) b = Barrier();
   strong = {};
+  remote_ = {};
+  leaving_ = {};
   u32 threads = thread_count(), count = (threads + kLanes - 1) / kLanes;
   while (warps.size() < count) warps.push_back(std::make_unique<Warp>());
   live_warps = count;
@@ -57,6 +59,11 @@ void Block::arrive(Warp& warp, u32 mask, u32 id, u32 expected, bool wait, std::f
   }
   if (mask != warp.live) {
     warp.fault("divergent_barrier", "only some lanes of the warp reach the barrier", warp.live & ~mask);
+  }
+  if (const u32 gone = warp.born & ~warp.live; gone && cluster.launch().options.check_barriers) {
+    warp.fault("divergent_barrier",
+               std::to_string(std::popcount(gone)) + " lane(s) of the warp have exited and never reach the barrier",
+               mask);
   }
   Barrier& b = barriers[id];
   u32 want = expected ? expected : all;
@@ -103,8 +110,30 @@ void Block::complete(Barrier& b, u32) {
   cluster.touch();
 }
 
+void Block::note_remote(const Warp& warp) {
+  if (!warp.tracks_races()) return;
+  if (remote_.at.empty()) remote_.at.assign(cluster.actors(), 0);
+  remote_.at[warp.actor] = warp.knowledge.seen.at[warp.actor];
+}
+
+void Block::check_exit(Warp& last) const {
+  for (u32 k = 0; k < remote_.at.size(); ++k) {
+    if (remote_.at[k] > leaving_.at[k]) {
+      last.fault("race",
+                 "the block exits while " + cluster.actor_name(k) +
+                     " may still use its shared memory: no cluster barrier orders them",
+                 1);
+    }
+  }
+}
+
 void Block::warp_done(Warp& warp) {
   --live_warps;
+  if (cluster.size() > 1 && warp.tracks_races() && cluster.launch().options.check_races) {
+    if (leaving_.at.empty()) leaving_.at.assign(cluster.actors(), 0);
+    leaving_.join(warp.knowledge.seen);
+    if (live_warps == 0) check_exit(warp);
+  }
   cluster.touch();
   for (u32 id = 0; id < barriers.size(); ++id) {
     Barrier& b = barriers[id];

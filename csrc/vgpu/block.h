@@ -35,6 +35,9 @@ class Block {
   void arrive(Warp& warp, u32 mask, u32 id, u32 expected, bool wait,
               std::function<void(const Barrier&)> result = nullptr);
   u32 thread_count() const;
+  // `warp`, of another block of the cluster, touches this block's shared memory now: the block may only exit once it
+  // knows that.
+  void note_remote(const Warp& warp);
 
   Cluster& cluster;
   u32 rank;  // in the cluster
@@ -51,6 +54,10 @@ class Block {
 
  private:
   void complete(Barrier& barrier, u32 id);
+  void check_exit(Warp& last) const;
+
+  VectorClock remote_;   // by actor: its clock when it last touched this block's shared memory from another block
+  VectorClock leaving_;  // what the warps that have exited knew
 };
 
 class Cluster {

@@ -1,6 +1,7 @@
 #include "vgpu/device.h"
 
 #include <cstdlib>
+#include <deque>
 #include <list>
 #include <mutex>
 #include <unordered_map>
@@ -32,6 +33,8 @@ struct DeviceMemory {
   std::mutex mutex;  // held through a launch: launches share the tracking state of this memory
   GlobalMemory ranges;
   std::unordered_map<u64, u64> bytes_of;
+  std::deque<std::pair<u64, u64>> freed;  // address and bytes of what was released, oldest first
+  u64 freed_bytes = 0;
   u64 allocations = 0;
 };
 
@@ -41,9 +44,20 @@ DeviceMemory& device_memory() {
 }
 
 constexpr u64 kAlignment = 256;
+constexpr u64 kRedZone = kAlignment;  // before and behind every allocation: no access reaches a neighbour by little
+constexpr u64 kQuarantineBytes =
+    64 << 20;  // released memory is kept from new allocations while it is no more than this
 
 u64 address_of(const void* pointer) {
   return reinterpret_cast<u64>(pointer);
+}
+
+void drop_oldest(DeviceMemory& memory) {
+  const auto [address, bytes] = memory.freed.front();
+  memory.freed.pop_front();
+  memory.freed_bytes -= bytes;
+  memory.ranges.forget(address);
+  std::free(reinterpret_cast<void*>(address - kRedZone));
 }
 
 }  // namespace
@@ -59,8 +73,11 @@ std::vector<FinishedLaunch> take_thread_reports() {
 }
 
 void* device_allocate(u64 bytes) {
-  void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
-  if (pointer == nullptr) return nullptr;
+  if (bytes > 1ull << 47) return nullptr;
+  const u64 whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* room = std::aligned_alloc(kAlignment, kRedZone + whole + kRedZone);
+  if (room == nullptr) return nullptr;
+  void* pointer = static_cast<u8*>(room) + kRedZone;
   DeviceMemory& memory = device_memory();
   const std::lock_guard lock(memory.mutex);
   const std::string name = "allocation " + std::to_string(memory.allocations++);
@@ -72,9 +89,13 @@ void* device_allocate(u64 bytes) {
 bool device_release(void* pointer) {
   DeviceMemory& memory = device_memory();
   const std::lock_guard lock(memory.mutex);
-  if (memory.bytes_of.erase(address_of(pointer)) == 0) return false;
-  memory.ranges.remove(address_of(pointer));
-  std::free(pointer);
+  const auto found = memory.bytes_of.find(address_of(pointer));
+  if (found == memory.bytes_of.end()) return false;
+  memory.ranges.remove(found->first);
+  memory.freed.emplace_back(*found);
+  memory.freed_bytes += found->second;
+  memory.bytes_of.erase(found);
+  while (memory.freed_bytes > kQuarantineBytes) drop_oldest(memory);
   return true;
 }
 

@@ -82,8 +82,12 @@ py::dict run(const std::shared_ptr<Program>& program, const std::string& name, c
   std::string raw = params;
   std::vector<u8> buffer(raw.begin(), raw.end());
   GlobalMemory memory;
-  for (const py::tuple& r : ranges) {
-    memory.add(r[0].cast<u64>(), r[1].cast<u64>(), r[2].cast<std::string>(), r[3].cast<bool>(), r[4].cast<bool>());
+  for (bool freed : {true, false}) {  // first what was freed, so that memory in use that took its place counts
+    for (const py::tuple& r : ranges) {
+      if (r[4].cast<bool>() != freed) continue;
+      memory.add(r[0].cast<u64>(), r[1].cast<u64>(), r[2].cast<std::string>(), r[3].cast<bool>());
+      if (freed) memory.remove(r[0].cast<u64>());
+    }
   }
   const LaunchOptions o = to_options(options);
   LaunchReport report;
@@ -102,7 +106,7 @@ void register_fault(py::module_& m) {
   m.attr("KernelFault") = py::handle(fault);
   m.attr("ParseError") = py::handle(parse);
   m.attr("LaunchError") = py::handle(refused);
-  py::register_exception_translator([](std::exception_ptr p) {
+  py::register_local_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
     } catch (const KernelFault& e) {
@@ -158,7 +162,8 @@ py::bytes encode_tensor_map(u32 type, u64 address, const std::vector<u64>& dims,
 
 void init_python(py::module_& m) {
   register_fault(m);
-  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+  // Local to the module: an extension built by itself may live beside pagedkern._C (PAGEDKERN_VGPU_EXTENSION).
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program", py::module_local())
       .def(py::init(&Program::compile), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("kernels",
                              [](const Program& p) {

@@ -90,6 +90,7 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
   u32 first = warp_index * kLanes;
   u32 count = std::min<u32>(kLanes, thread_count - first);
   live = count == kLanes ? kFullMask : (1u << count) - 1;
+  born = live;
   active = live;
   pc = k.entry_pc;
   state = WarpState::kReady;
@@ -99,7 +100,7 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
   rendezvous_here_ = 0;
   hold_ = 0;
   diverged_since_ = 0;
-  last_allocation_ = nullptr;
+  near_allocations_.fill(nullptr);
   same_value = nullptr;
   wgmma_issued = 0;
   for (auto& counts : async_groups) counts.fill(0);
@@ -140,7 +141,7 @@ u64 Warp::run(u64 quantum) {
         u32 guard = *reinterpret_cast<const u32*>(regs + inst.guard);
         mask &= inst.guard_negated ? ~guard : guard;
       }
-      if ((inst.special & kChecked) && mask) check_registers(inst, mask);
+      if (inst.special & kChecked) check_registers(inst, mask);
       if (mask) {
         inst.fn(*this, inst, mask);
         if ((inst.special & kTracking) && pc != at) track_registers(inst, mask);
@@ -346,9 +347,11 @@ void Warp::check_registers(const Inst& inst, u32 mask) const {
   u32 at = u32(&inst - code);
   for (const RegisterCheck& c : list.reads) {
     const TrackState& t = *reinterpret_cast<const TrackState*>(regs + c.track);
-    if (launch->options.check_uninitialized && (t.written & mask) != mask) {
+    const bool guard = (inst.special & kGuarded) && c.slot == inst.guard;  // lanes that it turned off read it too
+    const u32 readers = guard ? active : mask;
+    if (launch->options.check_uninitialized && (t.written & readers) != readers) {
       fault_at(at, "uninitialized", "register " + k.register_names[c.name] + " is read before anything wrote it",
-               u32(std::countr_zero(mask & ~t.written)));
+               u32(std::countr_zero(readers & ~t.written)));
     }
     if (!list.ignore_pending && (t.pending_write & mask) && launch->options.check_async) {
       fault_at(at, "async",

@@ -34,8 +34,8 @@ struct WorkerContext {
   u64 budget = 0;             // warp instructions left, when limited
 };
 
-// Writes of the value that already lies there are no race, whoever wrote it: a store hands this to resolve(), which leaves
-// its conflicts with other writes here, and compares before it stores.
+// Writes of the value that already lies there are no race, whoever wrote it: a store hands this to resolve(), which
+// leaves its conflicts with other writes here, and compares before it stores.
 struct SameValue {
   u32 lanes = 0;
   std::string conflict;
@@ -64,6 +64,7 @@ class Warp {
   u32 limit = 0;   // the run loop leaves its fast path when pc >= limit
   u32 active = 0;  // running lanes
   u32 live = 0;    // lanes that have not exited
+  u32 born = 0;    // lanes the warp began with
   WarpState state = WarpState::kReady;
 
   Block* block = nullptr;
@@ -73,8 +74,8 @@ class Warp {
   u32 actor = 0;            // in the cluster: its entry in vector clocks
   std::string waiting_for;  // for deadlock reports, set with state
   Knowledge knowledge;
-  u64 wgmma_issued = 0;  // wgmmas so far: the k-th of a warpgroup's four warps are one operation
-  SameValue* same_value = nullptr;   // of the running store
+  u64 wgmma_issued = 0;             // wgmmas so far: the k-th of a warpgroup's four warps are one operation
+  SameValue* same_value = nullptr;  // of the running store
   std::array<std::array<u32, kLanes>, 3> async_groups{};  // committed groups by AsyncGroup and lane (AsyncEngine)
 
   template <class T>
@@ -99,7 +100,7 @@ class Warp {
   void block_on(const std::string& what);  // stops this warp until wake(); the instruction counts as done
   void wake();
   void retry(const std::string& what);  // the instruction cannot go on yet: let others run, execute it again
-  void poll(const std::string& what);  // the instruction failed to make progress: let others run
+  void poll(const std::string& what);   // the instruction failed to make progress: let others run
   bool polling_again() const { return state == WarpState::kPolling; }
 
   // ---- for handlers: memory (access.cpp) ----
@@ -139,6 +140,10 @@ class Warp {
   bool release_rendezvous();
   void set_limit();
   void resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers);
+  bool resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
+  void count_global(Access access, u64 moved, u32 sectors) const;
+  bool resolve_shared_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
+  void check_shared_lane(Block& target, u32 lane, u32 offset, u32 bytes, Access access);
   void resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers);
   void resolve_small(Space space, u64 address, u32 lane, u32 bytes, u32 align, Access access, u8** pointer);
   [[noreturn]] void fault_global(u64 address, u32 bytes, u32 lane, Access access) const;
@@ -149,9 +154,9 @@ class Warp {
   bool waiting_here_ = false;  // the running group called converge() in vain
   u32 rendezvous_here_ = 0;
   u64 stamp_ = 0;
-  u64 diverged_since_ = 0;  // instructions run by the lowest group since others last had a turn
-  u32 hold_ = 0;            // instructions left of an out-of-order turn
-  Allocation* last_allocation_ = nullptr;
+  u64 diverged_since_ = 0;                         // instructions run by the lowest group since others last had a turn
+  u32 hold_ = 0;                                   // instructions left of an out-of-order turn
+  std::array<Allocation*, 8> near_allocations_{};  // by pc: where an instruction found its last one
 };
 
 }  // namespace pagedkern::vgpu

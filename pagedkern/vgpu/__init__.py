@@ -17,13 +17,14 @@ from pagedkern.vgpu._core import (
     find_form,
     instruction_forms,
 )
-from pagedkern.vgpu.module import Module, TensorMap, Uninitialized
+from pagedkern.vgpu.module import Freed, Module, TensorMap, Uninitialized
 from pagedkern.vgpu.ops import load_ops
 from pagedkern.vgpu.report import Report
 from pagedkern.vgpu.session import Session, session
 from pagedkern.vgpu.tensor_map import tensor_map
 
 __all__ = [
+    "Freed",
     "KernelFault",
     "LaunchError",
     "Module",

@@ -23,6 +23,16 @@ class Uninitialized:
     tensor: object
 
 
+@dataclasses.dataclass
+class Freed:
+    """A tensor or array whose memory counts as freed: a kernel that touches it is at fault."""
+
+    tensor: object
+
+
+_WRAPPERS = (Uninitialized, Freed)
+
+
 def _span(value):
     """(address, bytes) of the memory a torch tensor or numpy array may touch, or None for other values."""
     if hasattr(value, "data_ptr"):
@@ -82,6 +92,10 @@ class Module:
         """Sizes of a kernel: instructions, registers, static shared memory, parameters."""
         return self._program.info(kernel)
 
+    def parameters(self, kernel: str) -> list[tuple[str, int]]:
+        """Name and size in bytes of a kernel's parameters."""
+        return [(name, size) for name, _, size, _ in self._program.params(kernel)]
+
     def forms(self, kernel: str) -> set[str]:
         """The instruction forms a kernel uses."""
         return self._program.forms(kernel)
@@ -94,7 +108,7 @@ class Module:
         """Runs a kernel to its end and returns the report.
 
         args: one per parameter: torch CPU tensors and numpy arrays (by address), int, float, bytes (a by-value
-            struct), TensorMap.
+            struct), TensorMap. `Uninitialized` and `Freed` say what the bytes of a tensor or array count as.
         memory: more tensors or arrays the kernel reaches through pointers inside structs.
         """
         slots = self._program.params(kernel)
@@ -126,12 +140,11 @@ class Module:
 
     @staticmethod
     def _register(value, label, ranges):
-        fresh = isinstance(value, Uninitialized)
-        span = _span(value.tensor if fresh else value)
+        span = _span(value.tensor if isinstance(value, _WRAPPERS) else value)
         if span is None:
             raise LaunchError(f"{label}: got {type(value).__name__}, expected a tensor or an array")
         if span[1]:
-            ranges.append((span[0], span[1], label, not fresh, False))
+            ranges.append((*span, label, not isinstance(value, Uninitialized), isinstance(value, Freed)))
         return span[0]
 
     def _argument(self, value, size, name, label, ranges) -> bytes:
@@ -143,7 +156,7 @@ class Module:
             if len(value) != size:
                 raise LaunchError(f"parameter {name}: got {len(value)} bytes, expected {size}")
             return bytes(value)
-        inner = value.tensor if isinstance(value, Uninitialized) else value
+        inner = value.tensor if isinstance(value, _WRAPPERS) else value
         if hasattr(inner, "data_ptr") or (hasattr(inner, "__array_interface__") and getattr(inner, "shape", ()) != ()):
             if size != 8:
                 raise LaunchError(f"parameter {name}: a pointer needs 8 bytes, the parameter has {size}")

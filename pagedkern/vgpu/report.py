@@ -9,7 +9,9 @@ class Report(dict):
         for name, value in self.items():
             if isinstance(value, int):
                 rows.append((name, f"{value:,}"))
-        rows += [("  " + name, f"{count:,}") for name, count in sorted(self["instructions_by_class"].items())]
+            elif name == "instructions_by_class":
+                rows.append((name, ""))
+                rows += [("  " + kind, f"{count:,}") for kind, count in sorted(value.items())]
         rows.append(("seconds", f"{self['seconds']:.3f}"))
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
