@@ -21,6 +21,13 @@ class Backend:
     float32: bool = True  # q, k, v and out may be float32
     order: tuple[int, str] | None = None  # of the virtual GPU: seed and completion of asynchronous operations
 
+    def load(self) -> None:
+        """Registers its ops, where importing pagedkern did not."""
+        if self.order is not None:
+            from pagedkern import vgpu
+
+            vgpu.load_ops()
+
     def has(self, names: Iterable[str]) -> bool:
         return self.ops is None or self.ops.issuperset(names)
 
@@ -40,10 +47,7 @@ class Backend:
 
     def op(self, name: str, threads: int = ALL_THREADS) -> Callable:
         """torch.ops.<namespace>.<name> on that many threads; a backend that is not built fails here, by name."""
-        if self.order is not None:
-            from pagedkern import vgpu
-
-            vgpu.load_ops()
+        self.load()
         if not hasattr(getattr(torch.ops, self.namespace), name):
             raise RuntimeError(
                 f"backend {self.name}: torch.ops.{self.namespace}.{name} is not registered: build it first"

@@ -47,6 +47,12 @@ WRITTEN = {
 NAMESPACES = sorted({backend.namespace for backend in BACKENDS})
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _all_backends():
+    for backend in BACKENDS:
+        backend.load()
+
+
 def schema_of(namespace, name):
     return getattr(getattr(torch.ops, namespace), name).default._schema
 
