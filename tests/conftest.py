@@ -46,15 +46,17 @@ def needed_ops(item) -> set[str]:
 
 
 def runs_here(item) -> bool:
-    """Whether the backend of a test has all it needs. Cases were chosen for their backend one by one."""
+    """Whether the backend of a test has all it needs."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if "backend" not in params:
         return True
     backend = params["backend"]
     if not isinstance(backend, Backend):
         return False  # none of the cases is for any of the backends
-    if backend.ops is None or "case" in params:
+    if backend.ops is None:
         return True
+    if hasattr(params.get("case"), "op_name"):
+        return backend.takes(params["case"])
     if params.get("dtype") == torch.float32 and not backend.float32:
         return False
     names = needed_ops(item)
