@@ -41,7 +41,7 @@ hooks: $(VENV)/.ready
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf build dist *.egg-info pagedkern/*.so
+	rm -rf build dist *.egg-info pagedkern/*.so pagedkern/*.a
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "pagedkern needs Python >= 3.10: make PYTHON=python3.x"; exit 1; }
