@@ -51,8 +51,8 @@ CPU_SIMD = _files(
     "csrc/cpu/simd/",
     ".cpp",
     """
-    attention attention_bfloat16 attention_e4m3 attention_e5m2 attention_float16 attention_float32
-    cache_write gather merge_states
+    attention attention_bfloat16 attention_e4m3 attention_e5m2 attention_float16 attention_float32 cache_write
+    gather merge_states
     """,
 )
 # CUDA kernels, one instantiation a file.
@@ -70,10 +70,10 @@ VGPU = _files(
     "csrc/vgpu/",
     ".cpp",
     """
-    access async async_bulk_forms async_copy_forms async_forms async_mbarrier async_mbarrier_forms async_policy_forms
-    async_support block builder builder_layout builder_names counters decode device flow launch lexer memory parser parser_operand
-    parser_variable program registry shadow tensor_forms
-    tensor_gemm tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp
+    access async async_bulk_forms async_copy_forms async_forms async_mbarrier async_mbarrier_forms
+    async_policy_forms async_support block builder builder_layout builder_names counters decode device flow launch
+    lexer memory parser parser_operand parser_variable program registry shadow tensor_forms tensor_gemm
+    tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp
     """,
 )
 VGPU_FAMILIES = _files(
