@@ -35,9 +35,9 @@ struct PagedAttentionParams {
 
   float scale;
   bool causal;
-  int64_t window_left;   // keys before the query's own, -1: unbounded
-  int64_t window_right;  // keys after the query's own, -1: unbounded
-  float softcap;         // 0: off
+  int64_t window_left;        // keys before the query's own, -1: unbounded
+  int64_t window_right;       // keys after the query's own, -1: unbounded
+  float softcap;              // 0: off
   const float* alibi_slopes;  // [num_heads] or null
   const float* sinks;         // [num_heads] or null
 
@@ -45,8 +45,8 @@ struct PagedAttentionParams {
   int64_t lse_stride_token;  // elements
   int64_t lse_stride_head;   // elements
 
-  int32_t num_splits;        // 0: chosen by the backend; split edges come from the sequence's own length
-  void* workspace;           // [workspace_bytes] or null
+  int32_t num_splits;  // 0: chosen by the backend; split edges come from the sequence's own length
+  void* workspace;     // [workspace_bytes] or null
   int64_t workspace_bytes;
 };
 

@@ -8,10 +8,10 @@
 namespace pagedkern {
 
 struct MergeStatesParams {
-  void* out;          // [num_tokens, num_heads, head_dim], out_dtype; may be out_a or out_b
-  float* lse;         // [num_tokens, num_heads] or null; may be lse_a or lse_b
-  const void* out_a;  // [num_tokens, num_heads, head_dim], a_dtype
-  const void* out_b;  // [num_tokens, num_heads, head_dim], b_dtype
+  void* out;           // [num_tokens, num_heads, head_dim], out_dtype; may be out_a or out_b
+  float* lse;          // [num_tokens, num_heads] or null; may be lse_a or lse_b
+  const void* out_a;   // [num_tokens, num_heads, head_dim], a_dtype
+  const void* out_b;   // [num_tokens, num_heads, head_dim], b_dtype
   const float* lse_a;  // [num_tokens, num_heads], natural logarithm
   const float* lse_b;
   int64_t out_stride_token, out_stride_head;      // elements

@@ -63,8 +63,8 @@ inline Vec dot_products(const float* query, int64_t query_stride, const T* const
   return sums_of_rows(sums);
 }
 
-// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns. The tile's sum is
-// formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
+// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns. The tile's sum
+// is formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
 template <class Mode, class T, int kRows, int kBlocks>
 inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
                        const float* rescale, float* output, int64_t output_stride, const Ahead* ahead) {
