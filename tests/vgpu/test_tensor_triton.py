@@ -9,6 +9,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
+from pagedkern import vgpu  # noqa: E402
 from pagedkern.vgpu.triton import compile_kernel, launch_compiled  # noqa: E402
 
 
@@ -197,6 +198,19 @@ def test_dot_with_a_in_registers():
     assert "}, {" in next(line for line in compiled.ptx.splitlines() if "wgmma.mma_async" in line)
     in_every_order(compiled, (2, 1), arguments, c)
     torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=1e-5, atol=1e-4)
+
+
+def test_half_accumulators_are_unpacked_too_early():
+    """With float16 sums Triton 3.8 reads the accumulators before wgmma.wait_group. The PTX ISA leaves that undefined; on
+    hardware only the assembler's own waits make it right. The virtual GPU takes PTX at its word."""
+    a, b = random_tensor((64, 64), F16), random_tensor((64, 64), F16, 1)
+    c = torch.zeros((64, 64), dtype=F16)
+    arguments = [a, b, c, 64, *a.stride(), *b.stride(), 64, 64, 64, 32, tl.float16]
+    compiled = compile_kernel(matmul, *arguments, num_warps=4, num_stages=2)
+    assert "m64n64k16.f16.f16.f16" in compiled.ptx
+    with pytest.raises(vgpu.KernelFault, match="while an asynchronous operation may still write it") as caught:
+        launch_compiled(compiled, (1, 1), *arguments)
+    assert caught.value.kind == "async"
 
 
 def check_bf16(out, a, b):
