@@ -201,8 +201,8 @@ def test_dot_with_a_in_registers():
 
 
 def test_half_accumulators_are_unpacked_too_early():
-    """With float16 sums Triton 3.8 reads the accumulators before wgmma.wait_group. The PTX ISA leaves that undefined; on
-    hardware only the assembler's own waits make it right. The virtual GPU takes PTX at its word."""
+    """With float16 sums Triton 3.8 reads the accumulators before wgmma.wait_group. The PTX ISA leaves that undefined;
+    on hardware only the assembler's own waits make it right. The virtual GPU takes PTX at its word."""
     a, b = random_tensor((64, 64), F16), random_tensor((64, 64), F16, 1)
     c = torch.zeros((64, 64), dtype=F16)
     arguments = [a, b, c, 64, *a.stride(), *b.stride(), 64, 64, 64, 32, tl.float16]
