@@ -86,13 +86,16 @@ def _load(text: str) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
     if path.suffix != ".safetensors":
         raise UsageError(f"{path}: neither .npy nor .safetensors")
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "pt") as file:
-        names = sorted(file.keys())
-        if name is None or name not in names:
-            raise UsageError(f"{path}: name one of its tensors, {path}:NAME; it has {', '.join(names)}")
-        return file.get_tensor(name).contiguous()
+    try:
+        with safe_open(path, "pt") as file:
+            names = sorted(file.keys())
+            if name is None or name not in names:
+                raise UsageError(f"{path}: name one of its tensors, {path}:NAME; it has {', '.join(names)}")
+            return file.get_tensor(name).contiguous()
+    except SafetensorError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _new(kind: str, type_name: str, shape: str):

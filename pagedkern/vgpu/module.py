@@ -53,6 +53,11 @@ def _span(value):
     return address + low, high - low + value.itemsize
 
 
+def _pointer(value) -> int:
+    """The address of a tensor's or array's first element, which is not the lowest one where strides are negative."""
+    return value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+
+
 def _scalar(value, size: int, name: str) -> bytes:
     if isinstance(value, bool):
         value = int(value)
@@ -140,12 +145,13 @@ class Module:
 
     @staticmethod
     def _register(value, label, ranges):
-        span = _span(value.tensor if isinstance(value, _WRAPPERS) else value)
+        inner = value.tensor if isinstance(value, _WRAPPERS) else value
+        span = _span(inner)
         if span is None:
-            raise LaunchError(f"{label}: got {type(value).__name__}, expected a tensor or an array")
+            raise LaunchError(f"{label}: got {type(inner).__name__}, expected a tensor or an array")
         if span[1]:
             ranges.append((*span, label, not isinstance(value, Uninitialized), isinstance(value, Freed)))
-        return span[0]
+        return _pointer(inner)
 
     def _argument(self, value, size, name, label, ranges) -> bytes:
         if isinstance(value, TensorMap):

@@ -121,6 +121,7 @@ WRONG = {
     "no such array": ([*RUN, "--arg", "z.npy"], "z.npy: no such file"),
     "other kind of file": ([*RUN, "--arg", "scale.ptx"], "neither .npy nor .safetensors"),
     "broken array": ([*RUN, "--arg", "broken.npy"], "broken.npy: "),
+    "broken tensors": ([*RUN, "--arg", "broken.safetensors:a"], "broken.safetensors: "),
     "too few arguments": ([*RUN, *ARGS[:4]], "got 2 arguments, expected 4"),
     "type of a parameter": ([*RUN, *ARGS[:4], "--arg", "f64:1", "--arg", "i32:1"], "got 8 bytes, expected 4"),
     "array for a scalar": ([*RUN, *ARGS[:6], "--arg", "x.npy"], "parameter n: a pointer needs 8 bytes"),
@@ -144,7 +145,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_clear_errors(place, capsys, name):
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, "in.safetensors")
-    pathlib.Path("broken.npy").write_bytes(b"nothing")
+    for broken in ("broken.npy", "broken.safetensors"):
+        pathlib.Path(broken).write_bytes(b"nothing")
     pathlib.Path("bad.ptx").write_text(SCALE.replace("mul.f32", "frob.u32"))
     command, message = WRONG[name]
     assert main(command) == 2

@@ -227,6 +227,33 @@ def test_end_of_one_view_is_not_the_start_of_the_next():
         kernel.launch("k", 1, 32, [room[:6], out], memory=[room[6:]])
 
 
+@pytest.mark.parametrize("mode,seed", ORDERS)
+def test_misaligned_tensor_map(mode, seed):
+    body = "  mov.u32 %r1, 0;\n  add.s64 %d2, %d0, {at};\n"
+    body += "  cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%d2, {{%r1}}];\n"
+    maps, out = aligned(256), aligned(64, np.uint32)
+    data = np.frombuffer(vgpu.tensor_map(out, (32,)).data, np.uint8)
+    with order(mode, seed):
+        maps[64:192] = data
+        build(body.format(at=64)).launch("k", 1, 32, [maps, out])
+        maps[16:144] = data
+        with pytest.raises(vgpu.KernelFault, match="a tensor map needs 64-byte alignment") as caught:
+            build(body.format(at=16)).launch("k", 1, 32, [maps, out])
+    assert caught.value.kind == "misaligned"
+
+
+def test_array_with_negative_strides():
+    """Its address is that of its first element; all of it, and no more, may be read."""
+    room, out = aligned(64, np.uint32), aligned(64, np.uint32)
+    room[:] = np.arange(64)
+    back = "  mul.wide.u32 %d2, %r0, 8;\n  sub.s64 %d2, %d0, %d2;\n  ld.global.u32 %r1, [%d2];\n"
+    kernel = build(back)
+    kernel.launch("k", 1, 32, [room[63:0:-2], out])
+    np.testing.assert_array_equal(out[:32], room[63:0:-2])
+    with pytest.raises(vgpu.KernelFault, match="8 bytes before 'argument 0'"):
+        kernel.launch("k", 1, 32, [room[63:2:-2], out])
+
+
 def test_unread_registers_may_stay_unwritten():
     kernel = build("  mov.u32 %r1, 1;\n  setp.gt.u32 %p1, %r0, 99;\n  @%p1 add.u32 %r1, %r2, %r3;\n")
     assert (run(kernel)[:32] == 1).all()
