@@ -19,7 +19,7 @@ test: build check-fmt
 	$(PY) -m pytest -q tests
 
 bench: build
-	@set -e; for file in $(BENCHES); do echo "== $$file"; $(PY) -m bench.$$(basename $$file .py); done
+	@set -e; for file in $(BENCHES); do echo "== $$file"; $(PY) $$file; done
 
 fmt: $(VENV)/.ready
 	$(BIN)/ruff check -q --fix .
