@@ -136,7 +136,7 @@ def prepare() -> tuple[str, str, list[list[int]]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="run the engines whose name contains this")
+    parser.add_argument("--only", help="run the engines whose name contains one of these, separated by commas")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job:
@@ -149,7 +149,7 @@ def main() -> int:
     peer_python = os.environ.get("PAGEDKERN_PEER_PYTHON", sys.executable)
     results = {}
     for name, (process, _) in ENGINES.items():
-        if args.only is None or args.only in name:
+        if args.only is None or any(part in name for part in args.only.split(",")):
             python, model = (sys.executable, gguf) if process == "ours" else (peer_python, directory)
             result = run(name, python, model, prompts)
             if result is not None:
