@@ -118,7 +118,8 @@ int run_saxpy(float a, float* x, float* y, int count, int threads, char* text) {
   });
 }
 
-// cudaMalloc'ed memory that nothing wrote (`wrong` 0), that was released (1), or one element too small (2).
+// cudaMalloc'ed memory that nothing wrote (`wrong` 0), that was released (1), or one element too small (2); released
+// before another allocation of that size, which must not take its place (3).
 int run_faulty_saxpy(int wrong, char* text) {
   return guarded(text, [&] {
     float *x = nullptr, *y = nullptr;
@@ -126,7 +127,12 @@ int run_faulty_saxpy(int wrong, char* text) {
     cudaMalloc(&y, (wrong == 2 ? 63 : 64) * sizeof(float));
     cudaMemset(y, 0, 63 * sizeof(float));
     if (wrong != 0) cudaMemsetAsync(x, 0, 64 * sizeof(float), nullptr);
-    if (wrong == 1) cudaFree(x);
+    if (wrong == 1 || wrong == 3) cudaFree(x);
+    if (wrong == 3) {
+      float* other = nullptr;
+      cudaMalloc(&other, 64 * sizeof(float));
+      cudaMemset(other, 0, 64 * sizeof(float));
+    }
     saxpy<<<1, 64>>>(2, x, y, wrong == 2 ? 64 : 63);
   });
 }

@@ -75,7 +75,12 @@ def test_reports_go_to_the_session_that_was_open(call):
 
 @pytest.mark.parametrize(
     "wrong,kind,name",
-    [(0, "uninitialized", "allocation"), (1, "use after free", "allocation"), (2, "out_of_bounds", "252 bytes")],
+    [
+        (0, "uninitialized", "allocation"),
+        (1, "use after free", "allocation"),
+        (2, "out_of_bounds", "252 bytes"),
+        (3, "use after free", "allocation"),
+    ],
 )
 def test_a_fault_leaves_the_launch_as_an_exception(call, wrong, kind, name):
     error, text = call("run_faulty_saxpy", wrong)
