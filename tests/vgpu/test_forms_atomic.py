@@ -30,12 +30,11 @@ def add_flushed(a, b):
 def operations(place):
     """(opcode tail, register, pool of the cell, pool of the value, function of old and value)."""
     shared = "shared" in place[4]
-    local = "local" in place[4]
-    assert not local
     for bits, w in ((32, "w"), (64, "x")):
         keep = (1 << bits) - 1
         for kind in ("u", "s"):
-            yield f"add.{kind}{bits}", w, w, w, lambda a, b, k=keep: a + b & k
+            if (kind, bits) != ("s", 64):
+                yield f"add.{kind}{bits}", w, w, w, lambda a, b, k=keep: a + b & k
             order = (lambda v: v) if kind == "u" else (lambda v, n=bits: signed(v, n))
             yield f"min.{kind}{bits}", w, w, w, lambda a, b, o=order: min(a, b, key=o)
             yield f"max.{kind}{bits}", w, w, w, lambda a, b, o=order: max(a, b, key=o)

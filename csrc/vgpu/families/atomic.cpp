@@ -209,7 +209,6 @@ struct Adder {
     add(".add.u32", 32, rmw<u32, f_add<u32>>);
     add(".add.s32", 32, rmw<u32, f_add<u32>>);
     add(".add.u64", 64, rmw<u64, f_add<u64>>);
-    add(".add.s64", 64, rmw<u64, f_add<u64>>);
     add(".add.f32", 32, add_float, 1, true);
     add(".add.f64", 64, rmw<u64, f_add_double>, 1, true);
     add(".add.noftz.f16", 16, rmw<u16, add_half>);

@@ -241,6 +241,8 @@ void decode_cvt(DecodeContext& ctx, const Form& form) {
   if (from == 0) from = from_least;
   ctx.require(from >= from_least, "the source register is narrower than the type");
   ctx.require(to >= to_least, "the destination register is narrower than the type");
+  const bool exact = (s.from != kBF16 && s.to != kBF16) || (from == from_least && to == to_least);
+  ctx.require(exact, "conversions from and to bf16 need registers of their types' widths");
   Inst& out = ctx.out();
   out.op[0] = ctx.dst(ctx.operand(0), to);
   out.op[1] = ctx.src(ctx.operand(1), from,
