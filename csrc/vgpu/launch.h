@@ -48,7 +48,7 @@ struct DeviceLimits {
 
 // `params` is the kernel's parameter buffer, laid out by Kernel::params. Throws LaunchError or KernelFault.
 PAGEDKERN_VGPU_API LaunchReport launch(const Kernel& kernel, const LaunchConfig& config, const std::vector<u8>& params,
-                    GlobalMemory& memory, const LaunchOptions& options);
+                                       GlobalMemory& memory, const LaunchOptions& options);
 
 // Process-wide: how often each form (Form::index) was executed by any launch, for the coverage table.
 PAGEDKERN_VGPU_API std::vector<u64> executed_forms();
