@@ -202,7 +202,7 @@ void register_arrivals(Registry& registry) {
       for (const char* order : orders) {
         for (const Space64& space : spaces) {
           const u64 tag = space.tag | (op[6] ? kDrop : 0) | (*expect ? kExpect : 0) |
-                          (order[1] == 'r' && order[4] == 'a' ? kRelaxed : 0);
+                          (std::string(order).starts_with(".relaxed") ? kRelaxed : 0);
           registry.add(std::string("mbarrier.") + op + expect + order + space.text + ".b64", InstClass::kMbarrier,
                        decode_arrive, run_arrive, tag);
         }

@@ -68,7 +68,7 @@ class KernelBuilder {
   void lay_out_params();
   void lay_out_shared();
   void lay_out_locals(Frame& frame);
-  void place_shared(const Variable& v);
+  void place_shared(const Variable& v, const std::string& key);
   void decode_function(u32 frame_index, std::vector<std::string>& errors);
   void decode_instruction(const Instruction& inst, std::vector<std::string>& errors);
   void decode_guard(DecodeContext& ctx, const Instruction& inst);

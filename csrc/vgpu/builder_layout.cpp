@@ -30,9 +30,9 @@ void KernelBuilder::lay_out_params() {
   kernel_->param_bytes = at;
 }
 
-void KernelBuilder::place_shared(const Variable& v) {
+void KernelBuilder::place_shared(const Variable& v, const std::string& key) {
   u32 at = align_up(kernel_->shared_static_bytes, std::max(v.align, 1u));
-  shared_address_[v.name] = kSharedBase + at;
+  shared_address_[key] = kSharedBase + at;
   if (v.bytes > DeviceLimits::kMaxSharedBytes || at + v.bytes > DeviceLimits::kMaxSharedBytes) {
     refuse("the shared variables are larger than the " + std::to_string(DeviceLimits::kMaxSharedBytes) +
            " bytes a block can have");
@@ -65,10 +65,7 @@ void KernelBuilder::lay_out_shared() {
       dynamic_align = std::max(dynamic_align, v.align);
       return;
     }
-    place_shared(v);
-    if (key != v.name) {
-      shared_address_[key] = shared_address_[v.name];
-    }
+    place_shared(v, key);
   };
   for (const auto& [name, v] : text_.variables) {
     if (mentioned.count(name)) place(v, name);

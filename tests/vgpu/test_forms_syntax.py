@@ -61,6 +61,16 @@ OUT:
     assert run(body) == [95]
 
 
+def test_shared_variables_of_one_name():
+    """A block's variable hides the module's, and is another one."""
+    body = """  mov.u32 %r1, words;
+  { .shared .align 4 .b32 words[4]; mov.u32 %r2, words; }
+  sub.u32 %r3, %r2, %r1;
+  setp.eq.u32 %p1, %r3, 0;
+  selp.u64 %out, 1, 0, %p1;"""
+    assert run(body, module=".shared .align 4 .b32 words[4];\n") == [0]
+
+
 def test_sinks():
     body = """  mov.b64 %d1, 0x0000000700000009;
   mov.b64 {_, %r1}, %d1;
