@@ -99,6 +99,21 @@ class GGUFFile:
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
         return dequantize(raw, info.type).view(info.shape)
 
+    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A matrix of 4-bit blocks as it is stored: values 0 to 15 [n, k] and float32 (scale, minimum) [n, k / 32, 2],
+        each weight being value * scale + minimum; None if the tensor is of another kind."""
+        info = self.tensors[name]
+        if info.type not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1) or len(info.shape) != 2:
+            return None
+        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
+        blocks = raw.view(-1, GGML_QUANT_SIZES[info.type][1])
+        if info.type == GGMLQuantizationType.Q4_1:
+            scales = blocks[:, :4].view(torch.float16).float()
+        else:
+            scales = _half(blocks, 0) * torch.tensor([1.0, -8.0])
+        rows, columns = info.shape
+        return _nibbles(blocks[:, -16:]).view(rows, columns), scales.view(rows, columns // 32, 2)
+
 
 def dequantize(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
     if kind in _PLAIN:

@@ -20,6 +20,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor: ...
 
+    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The tensor as 4-bit values and (scale, minimum) pairs, where it is stored so (see GGUFFile)."""
+
 
 class SafetensorsCheckpoint:
     """config.json beside model.safetensors, or beside shards listed in model.safetensors.index.json."""
@@ -44,6 +47,9 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._files[name].get_tensor(name)
+
+    def tensor_int4(self, name: str) -> None:
+        return None
 
 
 _GGUF_NAMES = {
@@ -75,7 +81,13 @@ class GGUFCheckpoint:
         self.names = set(self._sources)
 
     def tensor(self, name: str) -> torch.Tensor:
-        tensor = self.file.tensor(self._sources[name])
+        return self._in_hf_order(name, self.file.tensor(self._sources[name]))
+
+    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        stored = self.file.tensor_int4(self._sources[name])
+        return stored and tuple(self._in_hf_order(name, part) for part in stored)
+
+    def _in_hf_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if ".q_proj." in name:
             return _unpermute(tensor, self.config.num_heads)
         if ".k_proj." in name:

@@ -16,13 +16,16 @@ _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 class LlamaLayer:
-    def __init__(self, index: int, config: ModelConfig, load):
+    def __init__(self, index: int, config: ModelConfig, load, load_int4):
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
         def linear(names: list[str], bias: bool) -> Linear:
             weight = torch.cat([load(name + ".weight") for name in names])
-            return Linear(weight, torch.cat([load(name + ".bias") for name in names]) if bias else None)
+            biases = torch.cat([load(name + ".bias") for name in names]) if bias else None
+            int4 = [load_int4(name + ".weight") for name in names]
+            fused = None if None in int4 else tuple(map(torch.cat, zip(*int4, strict=True)))
+            return Linear(weight, biases, fused)
 
         self.index = index
         self.input_norm = load(prefix + "input_layernorm.weight")
@@ -59,8 +62,11 @@ class LlamaModel:
                 raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shapes[name])}")
             return tensor.to(dtype)
 
+        def load_int4(name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+            return checkpoint.tensor_int4(name) if dtype == torch.bfloat16 else None
+
         self.embedding = load("model.embed_tokens.weight")
-        self.layers = [LlamaLayer(i, config, load) for i in range(config.num_layers)]
+        self.layers = [LlamaLayer(i, config, load, load_int4) for i in range(config.num_layers)]
         self.norm = load("model.norm.weight")
         self.head = Linear(self.embedding if config.tie_word_embeddings else load("lm_head.weight"))
         factors = load("rope_freqs.weight") if config.rope.type == "factors" else None

@@ -14,6 +14,7 @@ from gguf.quants import quantize
 
 from engine_min import SamplingParams
 from engine_min.gguf_file import GGUFFile, dequantize
+from engine_min.layers import INT4_MAX_ROWS, Linear
 from engine_min.loader import open_checkpoint
 
 Q = GGMLQuantizationType
@@ -110,6 +111,56 @@ def test_quantised_file_gives_the_dequantised_weights(make_llama, make_llm, tap,
     expected = gguf_dequantize(quantize(weight, Q.Q4_1), Q.Q4_1)  # rows are quantised one by one: the order is free
     assert torch.equal(checkpoint.tensor("model.layers.1.self_attn.q_proj.weight"), torch.from_numpy(expected))
     assert len(make_llm(gguf).generate("x", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1])
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"])
+def test_four_bit_values_and_scales_are_the_weights(make_llama, tmp_path, kind, part):
+    _, model = make_llama()
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "model.gguf", model, kind=kind)))
+    name = f"model.layers.1.{part}.weight"
+    values, scales = checkpoint.tensor_int4(name)
+    blocks = values.view(values.size(0), -1, 32) * scales[..., :1] + scales[..., 1:]
+    torch.testing.assert_close(blocks.view(values.shape), checkpoint.tensor(name), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.Q8_0])
+def test_other_weights_have_no_four_bit_form(make_llama, tmp_path, kind):
+    _, model = make_llama()
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "model.gguf", model, kind=kind)))
+    assert checkpoint.tensor_int4("model.layers.0.mlp.up_proj.weight") is None
+
+
+@pytest.mark.parametrize("rows", [1, 3, INT4_MAX_ROWS, INT4_MAX_ROWS + 1])
+@pytest.mark.parametrize("bias, residual", [(False, False), (True, False), (False, True), (True, True)])
+def test_four_bit_linear(rows, bias, residual):
+    """Within what rounding scale and zero point (2^-9 each) and each intermediate result to bfloat16 allows."""
+    torch.manual_seed(rows)
+    num_out, num_in = 192, 96
+    values = torch.randint(0, 16, (num_out, num_in))
+    scales = torch.rand(num_out, num_in // 32, 2) * torch.tensor([0.01, -0.1])
+    scale, minimum = (part.repeat_interleave(32, dim=1).double() for part in scales.unbind(-1))
+    weight = values * scale + minimum
+    x, b, r = (torch.randn(shape).bfloat16() for shape in ((rows, num_in), (num_out,), (rows, num_out)))
+    linear = Linear(weight.bfloat16(), b if bias else None, (values.to(torch.int8), scales.float()))
+    actual = linear(x, residual=r if residual else None)
+    product = x.double() @ weight.T
+    with_bias = product + b.double() * bias
+    expected = with_bias + r.double() * residual
+    rounded = x.double().abs() @ (((values - 8) * scale).abs() + (minimum + 8 * scale).abs()).T
+    allowed = (rounded + product.abs() + with_bias.abs() + expected.abs()) * 1.01 * 2**-9
+    assert ((actual.double() - expected).abs() <= allowed).all()
+    assert linear.int4 is not None
+
+
+def test_four_bit_weights_serve_few_rows_only(make_llama, make_llm, tmp_path):
+    """A model of it runs in bfloat16 with the 4-bit weights, in float32 without them."""
+    _, model = make_llama()
+    gguf = write_gguf(tmp_path / "model.gguf", model, kind=Q.Q4_1)
+    for dtype, kept in (("bfloat16", True), ("float32", False)):
+        layer = make_llm(gguf, dtype=dtype).runner.model.layers[0]
+        wide = [linear for linear in (layer.qkv, layer.out, layer.gate_up, layer.down) if linear.int4 is not None]
+        assert bool(wide) == kept
 
 
 def test_rope_factors_of_the_file_divide_the_frequencies(make_llama, make_llm, tap, tmp_path):
