@@ -155,13 +155,14 @@ class Parser : VariableParser {
       body(f, 0, 0);
     }
     f.is_extern = !has_body;
-    for (auto& g : module_.functions) {
-      if (g.name != f.name) continue;
-      if (!g.is_extern && has_body) fail("'" + f.name + "' is defined twice", peek());
-      if (has_body) g = std::move(f);
-      return;
+    auto [known, fresh] = function_index_.emplace(f.name, module_.functions.size());
+    if (fresh) {
+      module_.functions.push_back(std::move(f));
+    } else if (has_body) {
+      FunctionText& earlier = module_.functions[known->second];
+      if (!earlier.is_extern) fail("'" + f.name + "' is defined twice", peek());
+      earlier = std::move(f);
     }
-    module_.functions.push_back(std::move(f));
   }
 
   Dim3 dims() {
@@ -317,6 +318,7 @@ class Parser : VariableParser {
   }
 
   ModuleText module_;
+  std::map<std::string, size_t> function_index_;  // in module_.functions
   std::string errors_;
   SourceLine current_loc_;
 };
