@@ -108,6 +108,7 @@ CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -fno-gnu-unique -Wall -Wex
 NVCC_FLAGS = "-std=c++20 -O3 -lineinfo -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
 SM_90A = "-gencode arch=compute_90a,code=sm_90a"
 SM_90A_PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress -cudart none"  # what the virtual GPU runs
+NO_UNDEFINED = "-Wl,-z,defs"  # a source missing from the lists fails at the link, not at import
 TORCH_TARGET = "0x020b000000000000"  # 2.11, the oldest torch the op library runs under
 
 # --------------------------------------------------------------------------------------------------------- toolchain
@@ -292,14 +293,14 @@ class NinjaBuild:
         for level, flags in SIMD_LEVELS.items():
             flags += " -Wno-maybe-uninitialized -Wno-uninitialized"  # GCC 12's own AVX-512 headers
             objects += [self._edge("cxx", s, f"-DPAGEDKERN_SIMD={level} {flags}", f".{level}") for s in CPU_SIMD]
-        self._library("libpagedkern_ops.so", objects, libs)
+        self._library("libpagedkern_ops.so", objects, f"{NO_UNDEFINED} {libs}")
 
     def _vgpu_library(self):
         objects = [self._edge("cxx", s, VGPU_FLAGS) for s in VGPU]
         for level, flags in VGPU_LEVELS.items():
             flags = f"{VGPU_FLAGS} -DPAGEDKERN_VGPU_LEVEL={level} {flags}"
             objects += [self._edge("cxx", s, flags, f".{level}") for s in VGPU_FAMILIES]
-        self._library("libpagedkern_vgpu.so", objects, "-lpthread")
+        self._library("libpagedkern_vgpu.so", objects, f"{NO_UNDEFINED} -lpthread")
 
     def _vgpu_op_library(self):
         """The CUDA bindings and kernels once more, for CPU tensors, with the virtual GPU's runtime below."""
@@ -309,7 +310,7 @@ class NinjaBuild:
         objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s != "csrc/bindings/backend_cpu.cpp"]
         runtime = [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
         # -Bsymbolic: a real CUDA runtime that torch brought into the process must not be picked up.
-        libs = f"{self._vgpu_libs()} -Wl,-Bsymbolic {self._torch_libs()}"
+        libs = f"{NO_UNDEFINED} {self._vgpu_libs()} -Wl,-Bsymbolic {self._torch_libs()}"
         self._library("libpagedkern_ops_vgpu.so", objects + runtime, libs, needs="libpagedkern_vgpu.so")
         # The runtime alone, to link other host code that launches kernels.
         name = "libpagedkern_vgpu_cudart.a"
