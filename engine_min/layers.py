@@ -60,6 +60,22 @@ def _pack_int4(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 1), pairs
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
+
+    `F.rms_norm` runs nine small kernels. For a single row in bfloat16, where the scale is one number, two do it in half
+    the time and with one rounding; float32 keeps to the sums that transformers makes.
+    """
+    size = weight.size(0)
+    if x.size(0) == 1 and x.dtype == torch.bfloat16 and eps > 0 and x.device.type == "cpu":
+        norm = torch.linalg.vector_norm(x, dtype=torch.float32).item()
+        return torch.addcmul(_ZERO, x, weight, value=(norm * norm / size + eps) ** -0.5)
+    return F.rms_norm(x, (size,), weight, eps)
+
+
+_ZERO = torch.zeros(1, dtype=torch.bfloat16)
+
+
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from engine_min.attention import Attention
 from engine_min.config import ModelConfig
-from engine_min.layers import Linear, rope_inv_freq, rope_table, silu_and_mul
+from engine_min.layers import Linear, rms_norm, rope_inv_freq, rope_table, silu_and_mul
 from engine_min.loader import Checkpoint, Progress, check_names
 
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -34,13 +34,12 @@ class LlamaLayer:
         self.post_norm = load(prefix + "post_attention_layernorm.weight")
         self.gate_up = linear([mlp + "gate_proj", mlp + "up_proj"], config.mlp_bias)
         self.down = linear([mlp + "down_proj"], config.mlp_bias)
-        self.norm_args = ((config.hidden_size,), config.rms_norm_eps)
+        self.eps = config.rms_norm_eps
 
     def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        shape, eps = self.norm_args
-        attended = attention(self.index, self.qkv(F.rms_norm(x, shape, self.input_norm, eps)))
+        attended = attention(self.index, self.qkv(rms_norm(x, self.input_norm, self.eps)))
         x = self.out(attended, residual=x)
-        hidden = silu_and_mul(self.gate_up(F.rms_norm(x, shape, self.post_norm, eps)))
+        hidden = silu_and_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps)))
         return self.down(hidden, residual=x)
 
 
@@ -81,8 +80,7 @@ class LlamaModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] states to [rows, vocab]; the caller picks the rows that sample."""
-        hidden = F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
-        return self.head(hidden)
+        return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps))
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

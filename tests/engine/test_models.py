@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_min import SamplingParams
 from engine_min.config import RopeConfig, model_config_from_hf
-from engine_min.layers import rope_inv_freq
+from engine_min.layers import rms_norm, rope_inv_freq
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS = {
@@ -82,6 +82,23 @@ def test_bfloat16_is_no_worse_than_transformers(make_llama, make_llm, tap):
 
 
 # ---- Rope settings as checkpoints spell them (field cases 45 to 47).
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e15])  # well below sqrt(eps), above it, far above
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm(rows, size, dtype):
+    x, weight = (torch.randn(rows, 576) * size).to(dtype), torch.randn(576).to(dtype)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    tolerance = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=tolerance, atol=1e-30)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rms_norm_keeps_nan_and_infinity_visible(bad):
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    x[0, 5] = bad
+    assert rms_norm(x, x, 1e-5)[0, 5].isnan()
 
 
 def config_with(path: Path, **changes):
