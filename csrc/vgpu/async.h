@@ -79,7 +79,7 @@ class AsyncEngine {
   void issue(std::unique_ptr<AsyncOperation> op, AsyncGroup group);
   void commit(AsyncGroup group, Warp& warp, u32 mask);  // closes the threads' open groups
   void wait(AsyncGroup group, Warp& warp, u32 mask, u32 allowed,
-            bool read_only);                              // all but the `allowed` youngest groups
+            bool read_only);  // all but the `allowed` youngest groups
   bool ready_to_wait(AsyncGroup group, const Warp& warp, u32 mask, u32 allowed) const;  // wait() may be called
   void wait_all(AsyncGroup group, Warp& warp, u32 mask);  // cp.async.wait_all: open ones too
   // cp.async.mbarrier.arrive: runs `action` when all earlier cp.async of these lanes have performed (now or later).

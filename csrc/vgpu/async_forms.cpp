@@ -15,10 +15,14 @@ void register_all(Registry& registry) {
 
 // These families do not depend on the SIMD level their callers were compiled for.
 namespace generic {
-void register_async(Registry& registry) { register_all(registry); }
+void register_async(Registry& registry) {
+  register_all(registry);
+}
 }  // namespace generic
 namespace avx2 {
-void register_async(Registry& registry) { register_all(registry); }
+void register_async(Registry& registry) {
+  register_all(registry);
+}
 }  // namespace avx2
 
 }  // namespace pagedkern::vgpu

@@ -45,5 +45,9 @@ __device__ void reverse(float* o) {
   if (kBarrier) __syncthreads();
   o[threadIdx.x] = s[127 - threadIdx.x];
 }
-extern "C" __global__ void reverse_racy(float* o) { reverse<false>(o); }
-extern "C" __global__ void reverse_right(float* o) { reverse<true>(o); }
+extern "C" __global__ void reverse_racy(float* o) {
+  reverse<false>(o);
+}
+extern "C" __global__ void reverse_right(float* o) {
+  reverse<true>(o);
+}
