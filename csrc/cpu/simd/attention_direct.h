@@ -6,7 +6,7 @@
 
 namespace pagedkern::cpu::PAGEDKERN_SIMD {
 
-// What the lanes of a block of rows stand for, expanded to [key, kRows].
+// What the lanes of a block of rows stand for, expanded to [key, kRows]. Read where the block is masked or has ALiBi.
 struct RowLanes {
   alignas(64) float begin[kLanes];  // places in the tile
   alignas(64) float end[kLanes];
@@ -63,11 +63,50 @@ inline Vec dot_products(const float* query, int64_t query_stride, const T* const
   return sums_of_rows(sums);
 }
 
+template <class T>
+struct DirectBlock {
+  const float* query;
+  float* output;
+  float* maximum;  // [kLanes], expanded to [key, kRows]
+  float* sum;      // [kLanes], partial sums of [key, kRows]
+  const RowLanes* lanes;
+  const T* next_keys;  // of the KV head that comes next, or null
+  bool masked;
+  bool alibi;
+};
+
+// What one pass over a tile's values brings nearer on its way: its share of the next tile's values, in the first pass
+// the values a few keys on, in the last pass the first keys of the next head.
+template <class T>
+struct ValuePass {
+  const TileOffsets& tile;
+  const Ahead* ahead;
+  const T* next_keys;
+  int head_dim;
+  int index;
+  int count;
+
+  PAGEDKERN_FETCH void fetch(const T* const* values, int key, int keys) const {
+    if (ahead != nullptr) {
+      const int place = index * kKeyTile + key;
+      ahead->touch_values(place / count, (place + keys) / count);
+    }
+    for (int k = key + kNearKeys; k < key + kNearKeys + keys; ++k) {
+      if (k < kKeyTile) {
+        if (index == 0) bring_near(values[k], head_dim);
+      } else if (index == count - 1 && next_keys != nullptr) {
+        const int first = k - kKeyTile;
+        if (first >= tile.begin && first < tile.end) bring_near(next_keys + tile.keys[first], head_dim);
+      }
+    }
+  }
+};
+
 // output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns. The tile's sum
 // is formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
 template <class Mode, class T, int kRows, int kBlocks>
 inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
-                       const float* rescale, float* output, int64_t output_stride, const Ahead* ahead) {
+                       const float* rescale, float* output, int64_t output_stride, const ValuePass<T>& pass) {
   constexpr int kStep = Mode::kStep;
   constexpr int kVecs = kBlocks * kStep;
   constexpr int kElements = kLanes * kStep;
@@ -79,7 +118,7 @@ inline void add_values(const float* words, const T* const* values, int begin, in
   }
   const bool whole = elements == kBlocks * kElements;
   for (int j = begin; j < end; j += kStep) {
-    if (ahead != nullptr) ahead->touch_values(j, j + kStep);
+    pass.fetch(values, j, kStep);
     Vec words_of_values[kVecs];
     if constexpr (Mode::template kOwnOrder<T> && kVecs == 4) {
       Mode::load_values_pair(values + j, column, words_of_values);
@@ -114,17 +153,6 @@ inline void add_values(const float* words, const T* const* values, int begin, in
   }
 }
 
-template <class T>
-struct DirectBlock {
-  const float* query;
-  float* output;
-  float* maximum;  // [kLanes], expanded to [key, kRows]
-  float* sum;      // [kLanes], partial sums of [key, kRows]
-  const RowLanes* lanes;
-  bool masked;
-  bool alibi;
-};
-
 template <class Mode, class T, int kRows>
 inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rule, const TileOffsets& tile,
                         const TileRows<T>& rows, const DirectBlock<T>& block, int64_t stride, const Ahead* ahead) {
@@ -139,10 +167,14 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   alignas(64) float place[kLanes];
   PAGEDKERN_UNROLL
   for (int i = 0; i < kLanes; ++i) place[i] = static_cast<float>(i / kRows);
-  const Vec places = load(place), row_begin = load(lanes.begin), row_end = load(lanes.end);
+  const Vec places = load(place);
   Vec largest = broadcast(-kInfinity);
   for (int j = begin; j < end; j += kKeys) {
     if (ahead != nullptr) ahead->touch_keys(j, j + kKeys);
+    constexpr int kNear = kNearKeys > kKeys ? kNearKeys : kKeys;
+    for (int k = j + kNear; k < j + kNear + kKeys; ++k) {
+      bring_near(k < kKeyTile ? rows.keys[k] : rows.values[k - kKeyTile], head_dim);
+    }
     Vec score = dot_products<Mode, T, kRows>(block.query, stride, rows.keys + j, head_dim);
     if (rule.token_scales) {
       alignas(64) float scales[kLanes];
@@ -153,7 +185,7 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
     score = rule(score);
     const Vec here = add(places, broadcast(static_cast<float>(j)));
     if (block.alibi) score = fma(load(lanes.slope), add(here, load(lanes.distance)), score);
-    if (block.masked) score = mask_outside(score, here, row_begin, row_end);
+    if (block.masked) score = mask_outside(score, here, load(lanes.begin), load(lanes.end));
     store(scores + j * kRows, score);
     largest = max_else(score, largest);
   }
@@ -203,15 +235,18 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
 
   constexpr int kElements = kLanes * kStep;
   constexpr int kBlocks = kLanes == 16 && kRows <= 4 ? 4 / kStep : 2;
+  constexpr int kColumns = kBlocks * kElements;
+  ValuePass<T> pass{tile, ahead, block.next_keys, head_dim, 0, 0};
+  pass.count = head_dim / kColumns + (head_dim % kColumns + kElements - 1) / kElements;
   int column = 0;
-  for (; column + kBlocks * kElements <= head_dim; column += kBlocks * kElements) {
-    add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kBlocks * kElements, rescale,
-                                        block.output, stride, column == 0 ? ahead : nullptr);
+  for (; column + kColumns <= head_dim; column += kColumns, ++pass.index) {
+    add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kColumns, rescale, block.output, stride,
+                                        pass);
   }
-  for (; column < head_dim; column += kElements) {
+  for (; column < head_dim; column += kElements, ++pass.index) {
     const int elements = head_dim - column < kElements ? head_dim - column : kElements;
     add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, block.output, stride,
-                                  column == 0 ? ahead : nullptr);
+                                  pass);
   }
   for (int r = 0; rows.num_lone > 0 && r < kRows; ++r) {
     float* output = block.output + r * stride;

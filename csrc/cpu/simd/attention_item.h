@@ -106,30 +106,36 @@ class ItemRunner {
   void run_direct(const TileOffsets& tile, const TileRows<T>& rows, int64_t head, bool mixed, const Ahead* ahead) {
     const ScoreRule rule(params_, head);
     for (int64_t row = 0; row < num_rows_; row += block_rows_) {
-      RowLanes lanes;
-      for (int i = 0; i < kLanes; ++i) {
-        const int64_t r = row + i % block_rows_;
-        lanes.begin[i] = place_in_tile(scratch_.row_begin[r], tile.first_key);
-        lanes.end[i] = place_in_tile(scratch_.row_end[r], tile.first_key);
-        lanes.distance[i] = static_cast<float>(tile.first_key - position(r));
-        lanes.slope[i] = params_.alibi_slopes == nullptr || r >= num_rows_
-                             ? 0.0f
-                             : params_.alibi_slopes[head * task_.group + r % task_.group] * kLog2E;
-      }
       constexpr int kLargestGroup = kLanes * Mode::kStep;
       DirectBlock<T> block;
       block.query = query(head, row);
       block.output = output(head, row);
       block.maximum = state(scratch_.maximum, head, row);
       block.sum = state(scratch_.sum, head, row);
-      block.lanes = &lanes;
       block.masked = mixed || tile.begin % kLargestGroup != 0 || tile.end % kLargestGroup != 0;
       block.alibi = params_.alibi_slopes != nullptr;
+      RowLanes lanes;
+      if (block.masked || block.alibi) fill_lanes(tile, head, row, lanes);
+      block.lanes = &lanes;
+      const T* keys = static_cast<const T*>(params_.key_cache.data);
+      block.next_keys = head + 1 < item_.head_end ? keys + (head + 1) * params_.key_cache.stride_head : nullptr;
       switch (block_rows_) {
         case 1: direct_tile<Mode, T, 1>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
         case 2: direct_tile<Mode, T, 2>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
         default: direct_tile<Mode, T, 4>(params_, rule, tile, rows, block, stride_, row == 0 ? ahead : nullptr); break;
       }
+    }
+  }
+
+  void fill_lanes(const TileOffsets& tile, int64_t head, int64_t row, RowLanes& lanes) const {
+    for (int i = 0; i < kLanes; ++i) {
+      const int64_t r = row + i % block_rows_;
+      lanes.begin[i] = place_in_tile(scratch_.row_begin[r], tile.first_key);
+      lanes.end[i] = place_in_tile(scratch_.row_end[r], tile.first_key);
+      lanes.distance[i] = static_cast<float>(tile.first_key - position(r));
+      lanes.slope[i] = params_.alibi_slopes == nullptr || r >= num_rows_
+                           ? 0.0f
+                           : params_.alibi_slopes[head * task_.group + r % task_.group] * kLog2E;
     }
   }
 

@@ -40,6 +40,9 @@ inline void locate_tile(const PagedAttentionParams& params, const AttentionItem&
   }
 }
 
+// Functions that only fetch ahead: GCC takes them for pure and drops calls that it has not inlined by then.
+#define PAGEDKERN_FETCH [[gnu::always_inline]] inline
+
 // Rows of the next tile to bring near while this one is worked on, one for each key of the present tile and head.
 struct Ahead {
   int count;
@@ -47,13 +50,13 @@ struct Ahead {
   const char* keys[kKeyTile];
   const char* values[kKeyTile];
 
-  static void touch(const char* row, int bytes) {
+  PAGEDKERN_FETCH static void touch(const char* row, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
   }
-  void touch_keys(int begin, int end) const {
+  PAGEDKERN_FETCH void touch_keys(int begin, int end) const {
     for (int j = begin; j < end && j < count; ++j) touch(keys[j], row_bytes);
   }
-  void touch_values(int begin, int end) const {
+  PAGEDKERN_FETCH void touch_values(int begin, int end) const {
     for (int j = begin; j < end && j < count; ++j) touch(values[j], row_bytes);
   }
 };
@@ -82,6 +85,16 @@ inline void look_ahead(const PagedAttentionParams& params, const AttentionItem& 
       ++token;
     }
   }
+}
+
+// Keys between a row's use and the call for its lines from the second-level cache. Loads that miss the first level wait
+// for a place among the outstanding misses, which the fetches from memory fill; called for early, they are there.
+constexpr int kNearKeys = 8;
+
+template <class T>
+PAGEDKERN_FETCH void bring_near(const T* row, int elements) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  for (int i = 0; i < elements * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 3);
 }
 
 // A value row that is not finite and that some row of the tile must not see: 0 * NaN would reach it.
