@@ -32,6 +32,10 @@ struct PagedAttentionParams {
   int64_t num_seqs;
   int64_t max_seqlen_q;  // upper bound
   int64_t max_seqlen_k;  // upper bound
+  // A launch takes the sequences with this many query tokens and leaves the rest to another launch of the same call,
+  // so that the kernel that computes a row depends on its own sequence alone.
+  int64_t first_query_len;  // at least
+  int64_t last_query_len;   // at most
 
   float scale;
   bool causal;
@@ -48,6 +52,9 @@ struct PagedAttentionParams {
   int32_t num_splits;  // 0: chosen by the backend; split edges come from the sequence's own length
   void* workspace;     // [workspace_bytes] or null
   int64_t workspace_bytes;
+  // Whether the workspace's counters are zero: the library's own workspace, which every call leaves that way. A
+  // caller's holds anything; the launcher clears what must be zero.
+  bool workspace_is_clear;
 };
 
 }  // namespace pagedkern
