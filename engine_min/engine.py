@@ -14,10 +14,11 @@ from engine_min.config import EngineConfig
 from engine_min.kv_cache import KVCache, bytes_per_block, default_num_blocks
 from engine_min.loader import GGUFCheckpoint, open_checkpoint
 from engine_min.models import model_class
+from engine_min.output_text import OutputText
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from engine_min.runner import Runner
 from engine_min.scheduler import Scheduler
-from engine_min.tokenizer import StreamDecoder, load_tokenizer
+from engine_min.tokenizer import load_tokenizer
 
 Prompt = str | list[int]
 
@@ -65,7 +66,6 @@ class LLM:
         self.runner = Runner(network, attention, self.blocks, config.max_num_batched_tokens)
 
         self._requests: dict[str, Request] = {}
-        self._decoders: dict[str, StreamDecoder] = {}
         self._numbers = itertools.count()
         self._seeds = torch.Generator().manual_seed(config.seed)
         self._steps = self._tokens_in = self._tokens_out = 0
@@ -108,10 +108,11 @@ class LLM:
         stop_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_ids |= self.model_config.eos_token_ids
-        output = RequestOutput(request_id, token_ids, [CompletionOutput()])
+        logprobs = None if params.logprobs is None else []
+        output = RequestOutput(request_id, token_ids, [CompletionOutput(logprobs=logprobs)])
         request = Request(request_id, token_ids, params, seed, stop_ids, output, tokens=list(token_ids))
+        request.text = OutputText(self.tokenizer, params, stop_ids)
         self._requests[request_id] = request
-        self._decoders[request_id] = StreamDecoder(self.tokenizer)
         self._tokens_in += len(token_ids)
         self.scheduler.add(request)
         return output
@@ -125,6 +126,9 @@ class LLM:
         vocab = self.model_config.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= vocab:
             raise ValueError(f"the prompt holds a token id outside [0, {vocab})")
+        for name in ("stop_token_ids", "logit_bias"):
+            if any(not 0 <= token_id < vocab for token_id in getattr(params, name) or ()):
+                raise ValueError(f"{name} holds a token id outside [0, {vocab})")
         total = len(token_ids) + params.max_tokens
         sizes = f"{len(token_ids)} prompt tokens and max_tokens {params.max_tokens}"
         if total > self.max_model_len:
@@ -160,23 +164,22 @@ class LLM:
         return outputs
 
     def _append(self, request: Request, token: int) -> RequestOutput:
-        output = request.output.outputs[0]
+        output = request.completion
         request.tokens.append(token)
         output.token_ids.append(token)
+        if output.logprobs is not None:
+            output.logprobs.append(request.logprobs)
         self._tokens_out += 1
-        decoder = self._decoders[request.request_id]
-        stopped = token in request.stop_ids
-        output.new_text = "" if stopped else decoder.push(token)
-        if stopped or len(output.token_ids) == request.params.max_tokens:
-            output.new_text += decoder.flush()
-            self._finish(request, "stop" if stopped else "length")
+        output.new_text, reason = request.text.push(token)
         output.text += output.new_text
+        if reason is not None:
+            self._finish(request, reason)
         return request.output
 
     def _finish(self, request: Request, reason: str) -> None:
         self.scheduler.remove(request)
-        del self._requests[request.request_id], self._decoders[request.request_id]
-        request.output.outputs[0].finish_reason = reason
+        del self._requests[request.request_id]
+        request.completion.finish_reason = reason
 
     def _count_slots(self) -> None:
         self._slots_held += self.blocks.num_used * self.blocks.block_size

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine_min.output_text import OutputText
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is an argmax
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class SamplingParams:
+    n: int = 1  # choices per prompt
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
     seed: int | None = None
+    stop: str | list[str] | tuple[str, ...] | None = None  # texts that end the output and are not part of it
     stop_token_ids: tuple[int, ...] | list[int] | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0  # no end token may be drawn, and no stop text counts, before this many
+    logprobs: int | None = None  # of the token drawn and of this many of the likeliest, before any of the below
+    repetition_penalty: float = 1.0  # on tokens of prompt and output
+    presence_penalty: float = 0.0  # on tokens of the output, once
+    frequency_penalty: float = 0.0  # on tokens of the output, each time
+    logit_bias: dict[int, float] | None = None
 
     def __post_init__(self) -> None:
+        finite, bias = math.isfinite, self.logit_bias or {}
         checks = {
+            "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            "temperature": (finite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
             "top_p": (0 <= self.top_p <= 1, "in [0, 1]"),
             "top_k": (self.top_k >= -1, "at least -1 (-1 and 0 keep all)"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
+            "stop": (all(self.stops), "texts that are not empty"),
+            "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens ({self.max_tokens})]"),
+            "logprobs": (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "a finite number > 0"),
+            "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
+            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
+            "logit_bias": (all(map(finite, bias.values())), "finite numbers"),
         }
         for name, (ok, expected) in checks.items():
             if not ok:
@@ -35,6 +57,14 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 @dataclass
 class CompletionOutput:
@@ -42,6 +72,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length" or "abort"; None while it runs
     new_text: str = ""  # what the last step added
+    logprobs: list[dict[int, float]] | None = None  # per token: the one drawn first, then the likeliest
 
 
 @dataclass
@@ -69,6 +100,17 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     row: int | None = None  # of the block manager's tables, while it runs
+    index: int = 0  # which of the output's choices this is
+    text: OutputText | None = None
+    logprobs: dict[int, float] | None = None  # of the token drawn last, where they are asked for
+
+    @property
+    def completion(self) -> CompletionOutput:
+        return self.output.outputs[self.index]
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.prompt_token_ids)
 
     @property
     def num_pending(self) -> int:

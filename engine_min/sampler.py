@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, or seeded with temperature, top-k, top-p and min-p."""
+"""From logits to tokens: penalties, biases, masks, then greedy or seeded with temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -10,22 +10,39 @@ NUM_CANDIDATES = 512  # sorted for every filtered row; rows that need more are s
 _MASK = (1 << 64) - 1
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from the seed and the token's position alone (two rounds of splitmix64).
-
-    So neither preemption nor the rest of the batch can change what a request draws.
-    """
-    state = seed & _MASK
-    for word in (0, position):  # the seed is mixed first, or seed 1, position 2 would be seed 2, position 1
+def _mix(*words: int) -> int:
+    """64 bits from the words (splitmix64, a round for each). The first is mixed by itself before the next is added, or
+    seed 1, position 2 would be seed 2, position 1."""
+    state = 0
+    for word in words:
         state = (state + word + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
-    return (state >> 11) / (1 << 53)
+    return state
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from the seed and the token's position alone.
+
+    So neither preemption nor the rest of the batch can change what a request draws.
+    """
+    return (_mix(seed & _MASK, position) >> 11) / (1 << 53)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of a request's choices: the first has the request's own."""
+    return seed if index == 0 else _mix(seed & _MASK, index, 0x63686F696365)
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
-    """One token per row of [rows, vocab] logits; None where the row has no finite maximum (NaN, or nothing left)."""
+    """One token per row of [rows, vocab] logits; None where the row has no finite maximum (NaN, or nothing left).
+
+    Where a request wants them, the logarithms of the probabilities that the model gave are left in its `logprobs`.
+    """
+    reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+    logprobs = logits[reporting].float().log_softmax(dim=-1) if reporting else None
+    logits = _adjust(logits, requests)
     best, tokens = logits.max(dim=-1)
     finite = best.isfinite().tolist()
     result: list[int | None] = [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
@@ -34,55 +51,150 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
         picked = _draw(logits[drawn].float(), [requests[i] for i in drawn])
         for i, token in zip(drawn, picked, strict=True):
             result[i] = token
+    if reporting:
+        _report(logprobs, [requests[i] for i in reporting], [result[i] for i in reporting])
     return result
 
 
-def _draw(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+def _report(logprobs: torch.Tensor, requests: list[Request], tokens: list[int | None]) -> None:
+    most = max(request.params.logprobs for request in requests)
+    values, ids = (part.tolist() for part in logprobs.topk(min(most, logprobs.size(1)), dim=-1))
+    own = logprobs[range(len(tokens)), [token or 0 for token in tokens]].tolist()
+    for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+        count = request.params.logprobs
+        request.logprobs = {token: own[row]} | dict(zip(ids[row][:count], values[row][:count], strict=True))
+
+
+# ---- What changes the logits themselves.
+
+
+def _adjust(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """The logits with penalties, biases and masks applied: a copy if there are any, since the buffer is the model's."""
+    rows = [i for i, request in enumerate(requests) if _is_adjusted(request)]
+    if not rows:
+        return logits
+    logits = logits.to(torch.float32, copy=True)
+    penalised = [i for i in rows if requests[i].params.penalised]
+    if penalised:
+        logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
+    biases = [(i, token, bias) for i in rows for token, bias in (requests[i].params.logit_bias or {}).items()]
+    if biases:
+        at_row, at_token, values = zip(*biases, strict=True)
+        logits[list(at_row), list(at_token)] += torch.tensor(values, device=logits.device)
+    masked = [(i, token) for i in rows if _below_minimum(requests[i]) for token in requests[i].stop_ids]
+    if masked:
+        at_row, at_token = zip(*masked, strict=True)
+        logits[list(at_row), list(at_token)] = -torch.inf
+    return logits
+
+
+def _below_minimum(request: Request) -> bool:
+    return request.num_generated < request.params.min_tokens
+
+
+def _is_adjusted(request: Request) -> bool:
+    return request.params.penalised or bool(request.params.logit_bias) or _below_minimum(request)
+
+
+def _penalise(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     params = [request.params for request in requests]
-    temperature = torch.tensor([p.temperature for p in params]).unsqueeze(1)
+    repetition, presence, frequency = (
+        _column([getattr(p, f"{name}_penalty") for p in params], logits.device)
+        for name in ("repetition", "presence", "frequency")
+    )
+    seen = _counts([request.tokens for request in requests], logits) > 0
+    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    counts = _counts([request.tokens[len(request.prompt_token_ids) :] for request in requests], logits)
+    return logits - (counts * frequency + (counts > 0) * presence)
+
+
+def _counts(token_lists: list[list[int]], like: torch.Tensor) -> torch.Tensor:
+    """How often each row's list holds each token of the vocabulary."""
+    rows, vocab = like.shape
+    flat = [row * vocab + token for row, tokens in enumerate(token_lists) for token in tokens]
+    places = torch.tensor(flat, dtype=torch.int64, device=like.device)
+    return torch.bincount(places, minlength=rows * vocab).view(rows, vocab)
+
+
+def _column(values: list, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
+
+
+# ---- Drawing.
+
+
+def _draw(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    params, device = [request.params for request in requests], logits.device
     # The maximum goes to zero before the division, so that no temperature, however small, overflows.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    probs = scaled.softmax(dim=-1)
-    points = torch.tensor([uniform(r.seed, len(r.tokens)) for r in requests], dtype=torch.float64).unsqueeze(1)
-    filtered = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
-    tokens = _invert(probs, points)
-    if not filtered:
-        return tokens.tolist()
-    vocab = probs.size(1)
-    ordered, ids = probs[filtered].topk(min(NUM_CANDIDATES, vocab), dim=-1)
-    for row, i in enumerate(filtered):  # each row by itself: which path it takes must not depend on the others
-        top_k = params[i].top_k if 0 < params[i].top_k < vocab else None
-        row_probs, row_ids = ordered[row], ids[row]
-        if top_k is not None and top_k <= NUM_CANDIDATES:
-            row_probs = row_probs[:top_k]
-        elif top_k is not None or not _covers(row_probs, params[i]):
-            row_probs, row_ids = probs[i].sort(descending=True, stable=True)
-            row_probs = row_probs[:top_k]
-        total = 1.0 if top_k is None else float(row_probs.sum(dtype=torch.float64))
-        kept = _filter(row_probs, total, params[i])
-        tokens[i] = row_ids[_invert(kept.unsqueeze(0), points[i : i + 1])]
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    probs = scaled.div_(_column([p.temperature for p in params], device)).softmax(dim=-1)
+    points = _column([uniform(r.seed, len(r.tokens)) for r in requests], device, torch.float64)
+    tokens = torch.empty(len(requests), dtype=torch.int64, device=device)
+    is_filtered = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params]
+    free = [i for i, filtered in enumerate(is_filtered) if not filtered]
+    if free:
+        tokens[free] = _invert(probs[free], points[free])
+    filtered = [i for i, filtered in enumerate(is_filtered) if filtered]
+    if filtered:
+        filters = _Filters([params[i] for i in filtered], probs.size(1), device)
+        tokens[filtered] = _draw_filtered(probs[filtered], points[filtered], filters)
     return tokens.tolist()
 
 
-def _covers(ordered: torch.Tensor, params: SamplingParams) -> bool:
-    """Whether the candidates surely hold everything that top-p and min-p keep."""
-    return float(ordered.sum(dtype=torch.float64)) >= params.top_p or bool(ordered[-1] < params.min_p * ordered[0])
+class _Filters:
+    """top-k, top-p and min-p of some rows, a column each."""
+
+    def __init__(self, params: list[SamplingParams], vocab: int, device: torch.device):
+        self.vocab = vocab
+        self.top_k = _column([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device, torch.int64)
+        self.top_p = _column([p.top_p for p in params], device, torch.float64)
+        self.min_p = _column([p.min_p for p in params], device)
+
+    def covered_by(self, ordered: torch.Tensor) -> torch.Tensor:
+        """Rows whose likeliest tokens, `ordered`, surely hold all that is kept."""
+        no_top_k = self.top_k == self.vocab
+        enough = (ordered.sum(-1, keepdim=True, dtype=torch.float64) >= self.top_p) & (self.top_p < 1)
+        enough |= ordered[:, -1:] < self.min_p * ordered[:, :1]
+        return torch.where(no_top_k, enough, self.top_k <= ordered.size(1)).squeeze(1)
+
+    def apply(self, ordered: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Zeroes what the filters drop from descending rows; the first entry always stays.
+
+        top-p works on what top-k has left: the smallest set of the likeliest tokens whose sum reaches the share.
+        """
+        top_k, top_p = self.top_k[rows], self.top_p[rows]
+        ordered = ordered * (torch.arange(ordered.size(1), device=ordered.device) < top_k)
+        sums = ordered.cumsum(-1, dtype=torch.float64)
+        total = torch.where(top_k < self.vocab, sums[:, -1:], 1.0)
+        keep = (sums - ordered < top_p * total) | (top_p >= 1)
+        keep &= ordered >= self.min_p[rows] * ordered[:, :1]
+        keep[:, 0] = True
+        return ordered * keep
 
 
-def _filter(ordered: torch.Tensor, total: float, params: SamplingParams) -> torch.Tensor:
-    """Zeroes what top-p and min-p drop from a descending row of sum `total`; the first entry always stays.
+def _draw_filtered(probs: torch.Tensor, points: torch.Tensor, filters: _Filters) -> torch.Tensor:
+    """Which rows the candidates are enough for depends on each row alone, and so does what it draws."""
+    tokens = torch.empty(probs.size(0), dtype=torch.int64, device=probs.device)
+    ordered, ids = probs.topk(min(NUM_CANDIDATES, filters.vocab), dim=-1)
+    covered = filters.covered_by(ordered)
+    rows = covered.nonzero().squeeze(1)
+    if rows.numel():
+        tokens[rows] = _pick(ordered[rows], ids[rows], points[rows], filters, rows)
+    rows = (~covered).nonzero().squeeze(1)
+    if rows.numel():
+        ordered, ids = probs[rows].sort(descending=True, stable=True)
+        tokens[rows] = _pick(ordered, ids, points[rows], filters, rows)
+    return tokens
 
-    top-p works on what top-k has left: the smallest set of the likeliest tokens whose sum reaches the share.
-    """
-    keep = ordered >= params.min_p * ordered[0]
-    if params.top_p < 1:
-        keep &= ordered.cumsum(0, dtype=torch.float64) - ordered < params.top_p * total
-    keep[0] = True
-    return ordered * keep
+
+def _pick(ordered: torch.Tensor, ids: torch.Tensor, points: torch.Tensor, filters: _Filters, rows: torch.Tensor):
+    places = _invert(filters.apply(ordered, rows), points)
+    return ids.gather(1, places.unsqueeze(1)).squeeze(1)
 
 
 def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Index where the running sum of each row passes the point's share of the row's total."""
     sums = weights.cumsum(dim=-1, dtype=torch.float64)
-    targets = points * sums[:, -1:]
-    return torch.searchsorted(sums, targets, right=True).squeeze(1).clamp_(max=weights.size(1) - 1)
+    total = sums[:, -1:]
+    below = total.nextafter(torch.zeros_like(total))  # a point that rounds to 1 must not fall behind the last weight
+    return torch.searchsorted(sums, torch.minimum(points * total, below), right=True).squeeze(1)

@@ -13,6 +13,16 @@ _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the rest for characters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTE_OF = _byte_of()
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4  # tokenizer.ggml.token_type
 
 
@@ -24,6 +34,8 @@ class Tokenizer:
         self.eos_token = eos
         self.chat_template = chat_template
         self._bos_ids = [backend.token_to_id(bos)] if prepend_bos else []
+        self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._is_byte_level = b"ByteLevel" in backend.decoder.__getstate__() if backend.decoder else False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most."""
@@ -32,6 +44,19 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text, also where that is only a part of a character."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x"):  # byte fallback of SentencePiece
+            return bytes([int(token[3:5], 16)])
+        if self._is_byte_level and all(char in _BYTE_OF for char in token):
+            return bytes(_BYTE_OF[char] for char in token)
+        return token.replace("\u2581", " ").encode()
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation. The template writes every special token itself, so none is added."""
@@ -117,6 +142,13 @@ def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
     raise ValueError(f"GGUF pre-tokenizer {split!r} is not supported, expected default, gpt-2, smollm or llama-bpe")
 
 
+_UNKNOWN = "\ufffd"
+_MOST_HELD = (
+    3  # bytes of a character that is not complete; a decoder shows each as one unknown character, or all as one
+)
+_WINDOW = 32  # tokens that may be waiting before the oldest are let go
+
+
 class StreamDecoder:
     """Text of one sequence, token by token. A character whose bytes have not all arrived is held back."""
 
@@ -129,14 +161,25 @@ class StreamDecoder:
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith("\ufffd") or len(text) <= len(self._given_text):
+        ready = _without_partial_character(text)
+        if len(ready) <= len(self._given_text) and len(self._window) < _WINDOW:
             return ""
-        new_text = text[len(self._given_text) :]
-        self._window = self._window[self._num_given :]
-        self._num_given = len(self._window)
-        self._given_text = self._decode(self._window)
+        new_text = ready[len(self._given_text) :]
+        if ready == text:
+            self._window = self._window[self._num_given :]
+            self._num_given = len(self._window)
+        elif len(self._window) >= _WINDOW:  # nothing but bytes that are no text
+            self._window = self._window[-_WINDOW // 2 :]
+        self._given_text = _without_partial_character(self._decode(self._window))
         return new_text
 
     def flush(self) -> str:
         """What is still held back when the sequence ends."""
         return self._decode(self._window)[len(self._given_text) :]
+
+
+def _without_partial_character(text: str) -> str:
+    end = len(text)
+    while end and len(text) - end < _MOST_HELD and text[end - 1] == _UNKNOWN:
+        end -= 1
+    return text[:end]

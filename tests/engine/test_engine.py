@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from conftest import EOS, byte_tokenizer
+from scripted import one_hot, script_logits
 
 from engine_min import SamplingParams
 
@@ -19,24 +20,6 @@ def tokens_of(outputs):
 @pytest.fixture
 def llm(make_llama, make_llm):
     return make_llm(make_llama()[0])
-
-
-def script_logits(llm, row):
-    """Replaces the model's logits: row(number of tokens before the one to draw, request) -> logits."""
-    runner_step = llm.runner.step
-
-    def step(chunks):
-        requests = [chunk.request for chunk in chunks if chunk.samples]
-        llm.runner.model.logits = lambda hidden: torch.stack([row(len(r.tokens), r) for r in requests])
-        return runner_step(chunks)
-
-    llm.runner.step = step
-
-
-def one_hot(token, size=288):
-    logits = torch.zeros(size)
-    logits[token] = 50.0
-    return logits
 
 
 def test_batch_equals_each_alone(llm):

@@ -7,11 +7,12 @@ import torch
 
 from engine_min import SamplingParams
 from engine_min.request import Request
-from engine_min.sampler import NUM_CANDIDATES, sample, uniform
+from engine_min.sampler import NUM_CANDIDATES, choice_seed, sample, uniform
 
 
-def request(seed=0, position=3, **params):
-    return Request("r", [1], SamplingParams(**params), seed, frozenset(), None, tokens=[0] * position)
+def request(seed=0, position=3, stop_ids=(), tokens=None, prompt=(1,), **params):
+    tokens = [*prompt, *([0] * (position - len(prompt)) if tokens is None else tokens)]
+    return Request("r", list(prompt), SamplingParams(**params), seed, frozenset(stop_ids), None, tokens=tokens)
 
 
 def draws(logits, count=400, **params):
@@ -108,9 +109,103 @@ def test_uniform_depends_on_seed_and_position_only():
     assert uniform(-1, 0) == uniform(2**64 - 1, 0)
 
 
+def test_choices_draw_differently_and_repeatably():
+    """Field case 51: flat logits, seed 5."""
+    seeds = [choice_seed(5, index) for index in range(4)]
+    rows = [sample(torch.zeros(1, 1000), [request(seed=seed)])[0] for seed in seeds]
+    assert seeds[0] == 5 and len(set(seeds)) == len(set(rows)) == 4
+    assert seeds == [choice_seed(5, index) for index in range(4)]
+    assert {choice_seed(6, index) for index in range(4)}.isdisjoint(seeds)
+
+
+# ---- Penalties, biases, masks.
+
+
+def logits_seen(monkeypatch, logits, requests):
+    """The logits as they are when the token is chosen, and the tokens."""
+    import engine_min.sampler as module
+
+    seen = []
+    adjust = module._adjust
+    monkeypatch.setattr(module, "_adjust", lambda *args: seen.append(adjust(*args)) or seen[-1])
+    before = logits.clone()
+    tokens = sample(logits, requests)
+    assert torch.equal(logits, before)  # the buffer is the model's
+    return seen[0], tokens
+
+
+def test_penalties(monkeypatch):
+    logits = torch.tensor([2.0, -2.0, 1.0, 0.5, -math.inf, 3.0])
+    cases = [  # prompt, output, parameters, changes by token
+        ([0, 1], [], {}, {}),
+        ([0, 1], [2, 2], {"repetition_penalty": 2.0}, {0: 1.0, 1: -4.0, 2: 0.5}),
+        ([0, 1], [2, 2, 3], {"presence_penalty": 0.5}, {2: 0.5, 3: 0.0}),
+        ([0, 1], [2, 2, 3], {"frequency_penalty": 0.25}, {2: 0.5, 3: 0.25}),
+        ([0, 1], [2, 2, 3], {"frequency_penalty": -1.0, "presence_penalty": -1.0}, {2: 4.0, 3: 2.5}),
+        ([5, 4], [4], {"repetition_penalty": 2.0, "presence_penalty": 1.0}, {5: 1.5}),
+        ([0], [], {"logit_bias": {3: 10.0, 4: 100.0}}, {3: 10.5}),
+        ([0], [5], {"logit_bias": {5: -1.0}, "frequency_penalty": 1.0}, {5: 1.0}),
+        ([0], [5], {"min_tokens": 2}, {5: -math.inf, 1: -math.inf}),
+        ([0], [5, 5], {"min_tokens": 2}, {}),
+    ]
+    requests = [
+        request(prompt=prompt, tokens=output, stop_ids=(5, 1), temperature=0, **params)
+        for prompt, output, params, _ in cases
+    ]
+    expected = logits.repeat(len(cases), 1)
+    for row, (_, _, _, changes) in zip(expected, cases, strict=True):
+        for token, value in changes.items():
+            row[token] = value
+    rows = logits.repeat(len(cases), 1)
+    together, tokens = logits_seen(monkeypatch, rows, requests)
+    torch.testing.assert_close(together, expected)
+    assert tokens == expected.argmax(-1).tolist()
+    for i, one in enumerate(requests):
+        alone, _ = logits_seen(monkeypatch, rows[i : i + 1], [one])
+        assert torch.equal(alone[0], together[i])
+
+
+def test_nothing_left_after_the_masks():
+    logits = torch.full((2, 4), -math.inf)
+    logits[:, 2] = 1.0
+    requests = [request(stop_ids=(2,), position=1, min_tokens=min_tokens) for min_tokens in (1, 0)]
+    assert sample(logits, requests) == [None, 2]
+
+
+# ---- Logarithms of the probabilities.
+
+
+def test_logprobs_are_the_models_own():
+    """Before temperature, penalties and masks, and whatever is drawn."""
+    settings = [{"logprobs": 0}, {}, {"logprobs": 3}, {"logprobs": 20, "temperature": 0.5, "logit_bias": {2: 100.0}}]
+    requests = [request(seed=i, **params) for i, params in enumerate(settings)]
+    tokens = sample(LOGITS.expand(4, -1), requests)
+    exact = LOGITS.double().log_softmax(-1)
+    assert requests[1].logprobs is None and tokens[3] == 2
+    for i, best in ((0, []), (2, [1, 4, 2]), (3, [1, 4, 2, 0, 5, 3])):
+        assert list(requests[i].logprobs)[0] == tokens[i]
+        assert set(requests[i].logprobs) == {tokens[i], *best}
+        assert [token for token in requests[i].logprobs if token in best and token != tokens[i]] == [
+            token for token in best if token != tokens[i]
+        ]
+        for token, value in requests[i].logprobs.items():
+            assert value == pytest.approx(float(exact[token]), rel=1e-6, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "params, message",
     [
+        ({"n": 0}, "n is 0"),
+        ({"stop": ["a", ""]}, "stop is"),
+        ({"min_tokens": 17}, r"min_tokens is 17, expected in \[0, max_tokens \(16\)\]"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty is -2.1"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias is"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 1.1}, "top_p is 1.1"),

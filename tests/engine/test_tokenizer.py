@@ -2,6 +2,8 @@
 
 import pytest
 from conftest import byte_tokenizer, token_ids_of
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models
 
 from engine_min.gguf_file import GGUFFile
 from engine_min.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
@@ -74,6 +76,41 @@ def test_lone_continuation_byte_does_not_hold_the_rest_back(stream):
     lone = byte_tokenizer().token_to_id("Ģ")  # byte 0x80
     deltas = [stream.push(token) for token in [*token_ids_of("a"), lone, *token_ids_of("bc")]]
     assert "".join(deltas) == "a\ufffdbc"
+
+
+@pytest.mark.parametrize("filler", ["Ģ", "ð", "</s>"])
+def test_a_thousand_tokens_that_are_no_text_stay_cheap_and_are_given_out(stream, filler):
+    """Each push decodes a bounded window, and bytes that can never become a character are not held for ever."""
+    lengths = []
+    decode = stream._decode
+    stream._decode = lambda ids: lengths.append(len(ids)) or decode(ids)
+    token = byte_tokenizer().token_to_id(filler)
+    deltas = [stream.push(token) for _ in range(1000)]
+    assert max(lengths) < 100
+    text = "".join(deltas) + "".join(stream.push(token) for token in token_ids_of("ď!")) + stream.flush()
+    expected = "" if filler == "</s>" else "\ufffd" * 1000
+    assert text == expected + "ď!"
+    assert filler == "</s>" or len("".join(deltas)) > 900
+
+
+def test_bytes_of_tokens():
+    """Field case 52: also those that are a part of a character."""
+    tokenizer = Tokenizer(byte_tokenizer(), None, "<s>", "</s>")
+    for text in ("a🙂世ď", " \n"):
+        assert b"".join(map(tokenizer.token_bytes, token_ids_of(text))) == text.encode()
+    assert (tokenizer.token_bytes(256), tokenizer.token_bytes(9999)) == (b"<s>", b"")
+
+
+def test_bytes_of_sentencepiece_tokens():
+    vocab = {"<unk>": 0, "<0xE4>": 1, "\u2581a": 2, "ď": 3}
+    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(backend, None, None, None)
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"\xe4", b" a", "ď".encode()]
+    stream = StreamDecoder(tokenizer)
+    assert [stream.push(token) for token in (2, 2, 1, 3)] == ["a", " a", "", "\ufffdď"]
 
 
 def test_special_tokens_leave_no_text(stream):
