@@ -1,16 +1,17 @@
-"""`pagedkern-engine run`: a model answers prompts on the command line."""
+"""`pagedkern-engine`: a model answers prompts on the command line (run) or over HTTP (serve)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagedkern-engine", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="answer one or several prompts, streaming")
-    run.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
+    _add_engine_options(run)
     run.add_argument("--prompt", action="append", required=True, help="may be given several times: one batch")
     run.add_argument("--system", help="system message")
     run.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
@@ -20,24 +21,54 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--top-k", type=int, default=-1)
     run.add_argument("--min-p", type=float, default=0.0)
     run.add_argument("--seed", type=int)
-    run.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
-    run.add_argument("--block-size", type=int, default=16)
-    run.add_argument("--num-blocks", type=int)
-    run.add_argument("--max-model-len", type=int)
     run.set_defaults(function=run_command)
+    serve = commands.add_parser("serve", help="an OpenAI-compatible HTTP server")
+    _add_engine_options(serve)
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000, help="0: any free one")
+    serve.add_argument("--served-model-name", help="what clients call the model (the path's last part)")
+    serve.add_argument("--max-waiting", type=int, default=512, help="requests that may wait; more are refused (429)")
+    serve.add_argument("--max-body-bytes", type=int, default=4 << 20, help="larger requests are refused (413)")
+    serve.add_argument("--drain-seconds", type=int, default=60, help="how long running requests may take after SIGTERM")
+    serve.set_defaults(function=serve_command)
     args = parser.parse_args(argv)
     try:
         return args.function(args)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"pagedkern-engine: {error}", file=sys.stderr)
         return 2
 
 
-def run_command(args: argparse.Namespace) -> int:
-    from engine_min import LLM, SamplingParams
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--num-blocks", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
 
-    llm = LLM(args.model, progress=ProgressBar("loading"), dtype=args.dtype, block_size=args.block_size,
-              num_blocks=args.num_blocks, max_model_len=args.max_model_len)  # fmt: skip
+
+def _load(args: argparse.Namespace):
+    from engine_min import LLM
+
+    names = ("dtype", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    return LLM(args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names})
+
+
+def serve_command(args: argparse.Namespace) -> int:
+    from engine_min.server.main import serve
+
+    name = args.served_model_name or Path(args.model).name
+    serve(_load(args), name, args.host, args.port, args.drain_seconds, max_waiting=args.max_waiting,
+          max_body_bytes=args.max_body_bytes)  # fmt: skip
+    return 0
+
+
+def run_command(args: argparse.Namespace) -> int:
+    from engine_min import SamplingParams
+
+    llm = _load(args)
     params = SamplingParams(
         max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p,
         seed=args.seed,

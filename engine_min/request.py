@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,21 +32,21 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
 
     def __post_init__(self) -> None:
-        finite, bias = math.isfinite, self.logit_bias or {}
+        bias = self.logit_bias or {}
         checks = {
             "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (finite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            "temperature": (0 <= self.temperature <= 1000, "in [0, 1000]"),
             "top_p": (0 <= self.top_p <= 1, "in [0, 1]"),
             "top_k": (self.top_k >= -1, "at least -1 (-1 and 0 keep all)"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
             "stop": (all(self.stops), "texts that are not empty"),
             "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens ({self.max_tokens})]"),
             "logprobs": (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "a finite number > 0"),
+            "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "in [0.01, 100]"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            "logit_bias": (all(map(finite, bias.values())), "finite numbers"),
+            "logit_bias": (all(-100 <= value <= 100 for value in bias.values()), "numbers in [-100, 100]"),
         }
         for name, (ok, expected) in checks.items():
             if not ok:

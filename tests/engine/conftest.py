@@ -2,28 +2,13 @@
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from checkpoints import BOS, BYTES, EOS, byte_tokenizer, token_ids_of, write_checkpoint
 
 from engine_min import LLM
 from engine_min.demo import demo_model
 from engine_min.export import export
 
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 characters, one per byte value
-BOS, EOS = 256, 257
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte, then <s> and </s>."""
-    vocab = {char: i for i, char in enumerate(BYTES)} | {"<s>": BOS, "</s>": EOS}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    return backend
-
-
-def token_ids_of(text: str) -> list[int]:
-    return byte_tokenizer().encode(text).ids
+__all__ = ["BOS", "BYTES", "EOS", "byte_tokenizer", "token_ids_of"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,26 +22,18 @@ def _one_thread_for_small_models(request):
 
 
 @pytest.fixture
-def make_llama(tmp_path):
-    """Writes a random Llama checkpoint and returns (its directory, the transformers model)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_checkpoint(tmp_path):
+    """Writes a random checkpoint and returns (its directory, the transformers model)."""
 
-    def make(name="model", shard_size="10GB", **overrides):
-        settings = dict(
-            vocab_size=288, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=512, eos_token_id=EOS, bos_token_id=BOS,
-        )  # fmt: skip
-        config = LlamaConfig(**(settings | overrides))
-        torch.manual_seed(7)
-        model = LlamaForCausalLM(config).float().eval()
-        for parameter in model.parameters():  # as initialised, logits would hardly differ between tokens
-            torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
-        path = tmp_path / name
-        model.save_pretrained(path, max_shard_size=shard_size)
-        byte_tokenizer().save(str(path / "tokenizer.json"))
-        return path, model
+    def make(name="model", **options):
+        return tmp_path / name, write_checkpoint(tmp_path / name, **options)
 
     return make
+
+
+@pytest.fixture
+def make_llama(make_checkpoint):
+    return make_checkpoint
 
 
 @pytest.fixture

@@ -207,6 +207,8 @@ def test_logprobs_are_the_models_own():
         ({"frequency_penalty": -2.1}, "frequency_penalty is -2.1"),
         ({"logit_bias": {1: math.nan}}, "logit_bias is"),
         ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": 1e39}, "temperature is 1e\\+39"),
+        ({"temperature": 10**400}, "temperature is 1000"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": -2}, "top_k is -2"),
