@@ -1,10 +1,12 @@
-"""`pagedkern-engine`: a model answers prompts on the command line (run) or over HTTP (serve)."""
+"""`pagedkern-engine`: a model answers prompts on the command line or over HTTP; and what that costs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+
+KV_CACHE_DTYPES = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,6 +33,20 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--max-body-bytes", type=int, default=4 << 20, help="larger requests are refused (413)")
     serve.add_argument("--drain-seconds", type=int, default=60, help="how long running requests may take after SIGTERM")
     serve.set_defaults(function=serve_command)
+    bench = commands.add_parser("bench", help="static against continuous batching")
+    _add_engine_options(bench, max_num_seqs=16)
+    bench.add_argument("--requests", type=int, default=200, help="of the trace")
+    bench.add_argument("--longest", type=int, default=384, help="most tokens of prompt and answer in the trace")
+    bench.add_argument("--skip-example", action="store_true", help="the trace only")
+    bench.add_argument("--plot", help="a PNG to write (needs matplotlib)")
+    bench.set_defaults(function=bench_command)
+    memory = commands.add_parser("memory", help="bytes per token, blocks, how many sequences of which length fit")
+    memory.add_argument("--model", required=True, help="config.json, Hugging Face directory or .gguf file")
+    memory.add_argument("--memory-gib", type=float, default=80 * 0.9, help="for weights and cache (0.9 of 80)")
+    memory.add_argument("--kv-cache-dtype", default="bfloat16", choices=KV_CACHE_DTYPES)
+    memory.add_argument("--dynamic-scales", action="store_true", help="FP8 with a scale per token and head")
+    memory.add_argument("--block-size", type=int, default=16)
+    memory.set_defaults(function=memory_command)
     args = parser.parse_args(argv)
     try:
         return args.function(args)
@@ -39,21 +55,21 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int = 256) -> None:
     parser.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
 
 
-def _load(args: argparse.Namespace):
+def _load(args: argparse.Namespace, **options):
     from engine_min import LLM
 
     names = ("dtype", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    return LLM(args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names})
+    return LLM(args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names}, **options)
 
 
 def serve_command(args: argparse.Namespace) -> int:
@@ -62,6 +78,29 @@ def serve_command(args: argparse.Namespace) -> int:
     name = args.served_model_name or Path(args.model).name
     serve(_load(args), name, args.host, args.port, args.drain_seconds, max_waiting=args.max_waiting,
           max_body_bytes=args.max_body_bytes)  # fmt: skip
+    return 0
+
+
+def bench_command(args: argparse.Namespace) -> int:
+    from engine_min import batching
+
+    llm = _load(args)
+    vocab = llm.model_config.vocab_size
+    jobs = {} if args.skip_example else {"four requests": batching.example_jobs(vocab)}
+    jobs[f"{args.requests} requests"] = batching.trace_jobs(vocab, args.requests, args.longest)
+    results = {}
+    for title, some in jobs.items():
+        results[title] = batching.compare(llm, some)
+        print(batching.table(title, results[title]) + "\n", flush=True)
+    if args.plot:
+        batching.plot(results, args.plot)
+    return 0
+
+
+def memory_command(args: argparse.Namespace) -> int:
+    from engine_min.memory import report
+
+    print(report(args.model, args.kv_cache_dtype, args.block_size, args.memory_gib, args.dynamic_scales))
     return 0
 
 
