@@ -3,29 +3,142 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 
 import torch
 
-from engine_min.config import ModelConfig
+from engine_min.config import EngineConfig, ModelConfig
+from engine_min.loader import Checkpoint
 from pagedkern.kv_layout import bytes_per_token
+
+CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+_SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
+
+Scales = list[tuple[torch.Tensor, torch.Tensor]]  # (k_scale, v_scale) of each layer, as the ops take them
 
 
 class KVCache:
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device):
-        # Layout N2 of pagedkern.kv_layout: keys and values of a block lie together. Left uninitialised: what no query
-        # may see cannot change a result, and pages that are never touched cost no memory.
+    """Layout N2 of pagedkern.kv_layout: keys and values of a block lie together. Left uninitialised: what no query may
+    see cannot change a result, and pages that are never touched cost no memory.
+
+    `scales` belong to an FP8 cache: a list of static ones, or None for one per token and head, found as tokens are
+    written and kept beside them. It moves blocks for the block manager, their scales too.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
+                 ops, scales: Scales | None = None, num_host_blocks: int = 0):  # fmt: skip
+        self.block_size = block_size
+        self.dynamic = dtype in CACHE_DTYPES.values() and scales is None
         shape = (config.num_layers, num_blocks, 2, block_size, config.num_kv_heads, config.head_dim)
         self.storage = torch.empty(shape, dtype=dtype, device=device)
-        self.layers = [(self.storage[i, :, 0], self.storage[i, :, 1]) for i in range(config.num_layers)]
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self._pools = [self.storage]
+        self._views = [[(part[:, 0], part[:, 1]) for part in self.storage]]
+        self.layers = self._views[0]
+        self.scales: list[tuple[torch.Tensor | None, torch.Tensor | None]]
+        self.scales = scales or [(None, None)] * config.num_layers
+        if self.dynamic:
+            scale_pool = torch.empty(*shape[:-1], dtype=torch.float32, device=device)
+            self._pools.append(scale_pool)
+            self._views.append([(part[:, 0].unsqueeze(-1), part[:, 1].unsqueeze(-1)) for part in scale_pool])
+            self.scales = [(part[:, 0], part[:, 1]) for part in scale_pool]
+        self._host = [
+            torch.empty((pool.size(0), num_host_blocks, *pool.shape[2:]), dtype=pool.dtype,
+                        pin_memory=device.type == "cuda")
+            for pool in self._pools
+        ]  # fmt: skip
+        self._copy_blocks = ops.copy_blocks.default
+        self._swap_blocks = ops.swap_blocks.default
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        mapping = torch.tensor(pairs)
+        for views in self._views:
+            self._copy_blocks([key for key, _ in views], [value for _, value in views], mapping)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._swap(self._pools, self._host, pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._swap(self._host, self._pools, pairs)
+
+    def _swap(self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+        """On the current stream, as all else is: later writers of these blocks wait their turn."""
+        mapping = torch.tensor(pairs)
+        for source_pool, target_pool in zip(sources, targets, strict=True):
+            for source, target in zip(source_pool, target_pool, strict=True):
+                self._swap_blocks(source, target, mapping)
 
 
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    return block_size * bytes_per_token(config.num_kv_heads, config.head_dim, dtype, config.num_layers)
+def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return dtype
+    return CACHE_DTYPES.get(name) or getattr(torch, name)
 
 
-def default_num_blocks(block_bytes: int, max_blocks_wanted: int) -> int:
-    """A quarter of the memory that is free now, and never more than the batch could ever use."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(max_blocks_wanted, free // 4 // block_bytes))
+def is_scale(name: str) -> bool:
+    """Whether a checkpoint's tensor is a scale of the KV cache, and none of the model's weights."""
+    return _SCALE_NAME.fullmatch(name) is not None
+
+
+def static_scales(kv_scales, checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> Scales | None:
+    """What EngineConfig.kv_scales asks for; None: dynamic."""
+    shape = (config.num_layers, config.num_kv_heads)
+    if kv_scales == "auto":
+        return _checkpoint_scales(checkpoint, config, device)
+    if kv_scales == "dynamic":
+        return None
+    pair = kv_scales if isinstance(kv_scales, tuple | list) else (kv_scales, kv_scales)
+    if len(pair) != 2:
+        raise ValueError(f"kv_scales has {len(pair)} entries, expected one for keys and one for values")
+    sides = []
+    for side in pair:
+        side = torch.as_tensor(side, dtype=torch.float32)
+        if side.dim() > 2 or (side.dim() and side.shape not in (shape, (shape[0], 1), (shape[1],))):
+            raise ValueError(f"kv_scales is {list(side.shape)}, expected a number, {list(shape[1:])} or {list(shape)}")
+        sides.append(_checked(side.expand(shape), "kv_scales").to(device).contiguous())
+    return list(zip(*sides, strict=True))
+
+
+def _checkpoint_scales(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> Scales | None:
+    found: dict[tuple[int, str], torch.Tensor] = {}
+    for name in filter(is_scale, checkpoint.names):
+        layer, side = _SCALE_NAME.fullmatch(name).groups()
+        scale = _checked(checkpoint.tensor(name).float().flatten(), name)
+        if scale.numel() not in (1, config.num_kv_heads):
+            raise ValueError(f"{name} has {scale.numel()} elements, expected 1 or {config.num_kv_heads} (KV heads)")
+        found[int(layer), side] = scale.to(device)
+    if not found:
+        return None
+    missing = [f"{side}_scale of layer {i}" for i in range(config.num_layers) for side in "kv" if (i, side) not in found]
+    if missing:
+        raise ValueError(f"the checkpoint has KV cache scales, but lacks {', '.join(missing)}")
+    return [(found[i, "k"], found[i, "v"]) for i in range(config.num_layers)]
+
+
+def _checked(scale: torch.Tensor, name: str) -> torch.Tensor:
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise ValueError(f"{name} holds a scale that is not finite and positive")
+    return scale
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype, dynamic_scales: bool = False) -> int:
+    return block_size * bytes_per_token(config.num_kv_heads, config.head_dim, dtype, config.num_layers, dynamic_scales)
+
+
+def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: int, wanted: int,
+                       device: torch.device) -> int:  # fmt: skip
+    """What the batch could ever use, if the memory is there: on a GPU the share of it that is ours, less what weights,
+    logits and activations take; on the CPU a quarter of what is free now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        activations = config.max_num_batched_tokens * (8 * model.hidden_size + 3 * model.intermediate_size) * 4
+        logits = config.max_num_seqs * model.vocab_size * 12
+        room = int(total * config.gpu_memory_utilization) - (total - free) - activations - logits
+        if room < block_bytes:
+            raise ValueError(
+                f"no room for a KV cache: {free >> 20} of {total >> 20} MiB are free with the weights loaded, and "
+                f"gpu_memory_utilization is {config.gpu_memory_utilization}"
+            )
+    else:
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    return max(1, min(wanted, room // block_bytes))

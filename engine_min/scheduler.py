@@ -2,88 +2,170 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from bisect import insort
 
 from engine_min.block_manager import BlockManager
+from engine_min.prefix_cache import Entry
 from engine_min.request import Request
 
 
-@dataclass(frozen=True)
 class ScheduledChunk:
-    request: Request
-    num_tokens: int
+    """Tokens num_computed .. num_computed + num_tokens - 1 of a request."""
 
-    @property
-    def samples(self) -> bool:
-        """The last pending token is in the chunk, so that its logits give the next one."""
-        return self.num_tokens == self.request.num_pending
+    __slots__ = ("request", "num_tokens", "num_stored", "samples", "children")
+
+    def __init__(self, request: Request, num_tokens: int, num_stored: int = 0):
+        self.request = request
+        self.num_tokens = num_tokens
+        self.num_stored = num_stored  # positions before this one are in the cache already and are not written again
+        # The last pending token is in the chunk, so that its logits give the next one: to it, and to those that fork.
+        self.samples = num_tokens == len(request.tokens) - request.num_computed
+        self.children: list[Request] = []
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
 
 
 class Scheduler:
-    """First come, first served: `running` and `waiting` are in order of arrival, all running came before all waiting.
+    """First come, first served: `running` and `waiting` are in order of arrival.
 
-    Out of blocks, the latest running request is preempted: its blocks go back, it moves to the front of the queue and
-    is recomputed from its tokens, those generated included.
+    Out of blocks, the latest running request is preempted: its contents move to host memory, or, where there is none, its
+    blocks go back and it is recomputed from its tokens, those generated included. It waits before all that came later.
     """
 
-    def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
+    def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int, chunked: bool = True):
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Request] = deque()
+        self.chunked = chunked  # whether a prompt may take several steps
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.prompt_tokens = self.cached_tokens = 0  # of all requests admitted, and those found in the prefix cache
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_order)
 
     def schedule(self) -> list[ScheduledChunk]:
         """Decodes first, then unfinished prefills, then new requests, until the token budget or the blocks run out."""
+        num_preemptions = self.num_preemptions
         budget = self.max_num_batched_tokens
-        chunks: dict[Request, ScheduledChunk] = {}
-        for request in sorted(self.running, key=lambda request: request.num_pending > 1):
-            if budget and request.row is not None:  # None: preempted a moment ago, for one before it
+        chunks: list[ScheduledChunk] = []
+        prefills: list[Request] = []
+        for request in self.running[:]:
+            if request.row is None:  # preempted a moment ago, for one before it
+                continue
+            if len(request.tokens) - request.num_computed > 1:
+                prefills.append(request)
+            elif self._make_room(request, request.num_computed + 1):
+                chunks.append(ScheduledChunk(request, 1))
+                budget -= 1
+        for request in prefills:
+            if budget and request.row is not None:
                 num_tokens = min(request.num_pending, budget)
-                if self._make_room(request, num_tokens, chunks):
-                    chunks[request] = ScheduledChunk(request, num_tokens)
-                    budget = self.max_num_batched_tokens - sum(chunk.num_tokens for chunk in chunks.values())
-        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
-            if not self.blocks.can_grow(None, len(request.tokens)):  # all of it, lest it be preempted half way
-                break
-            self.waiting.popleft()
-            request.row = self.blocks.open_row()
-            self.running.append(request)
-            num_tokens = min(request.num_pending, budget)
-            self.blocks.grow(request.row, num_tokens)
-            chunks[request] = ScheduledChunk(request, num_tokens)
-            budget -= num_tokens
-        return list(chunks.values())
+                if self._make_room(request, request.num_computed + num_tokens):
+                    chunks.append(ScheduledChunk(request, num_tokens))
+                    budget -= num_tokens
+        if self.num_preemptions > num_preemptions:  # whoever had to go runs neither now nor again in the same step
+            chunks = [chunk for chunk in chunks if chunk.request.row is not None]
+        else:
+            self._admit(chunks, budget)
+        self.blocks.flush_copies()
+        return chunks
 
-    def _make_room(self, request: Request, num_tokens: int, chunks: dict[Request, ScheduledChunk]) -> bool:
-        """Grows the request by num_tokens, preempting from the latest on; False if it had to go itself."""
-        total = request.num_computed + num_tokens
-        while not self.blocks.can_grow(request.row, total):
+    def _make_room(self, request: Request, end: int) -> bool:
+        """Grows the request to `end` tokens, preempting from the latest on; False if it had to go itself."""
+        row = request.row
+        if self.blocks.has_room(row, end):
+            return True
+        while not self.blocks.can_grow(row, request.num_computed, end):
             victim = self.running[-1]
-            chunks.pop(victim, None)
             self._preempt(victim)
             if victim is request:
                 return False
-        self.blocks.grow(request.row, total)
+        self.blocks.grow(row, request.num_computed, end)
         return True
 
     def _preempt(self, request: Request) -> None:
-        self.remove(request)
-        request.num_computed = 0
-        self.waiting.appendleft(request)
+        self.running.remove(request)
+        request.host_blocks = self.blocks.swap_out(request.row) if request.num_computed else None
+        if request.host_blocks is None:
+            request.num_computed = 0
+        self.blocks.close_row(request.row)
+        request.row = None
+        request.was_preempted = True
+        self.add(request)
         self.num_preemptions += 1
+
+    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
+        blocks = self.blocks
+        while budget and self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            num_tokens = len(request.tokens)
+            found = self._find_prefix(request)
+            num_stored = len(found) * blocks.block_size
+            # The last token is computed even if it is stored, since its logits are wanted.
+            num_computed = max(min(num_stored, num_tokens - 1), request.num_computed)
+            # All of it must fit, lest it be preempted half way; one that was preempted leaves the others room to grow.
+            needed = blocks.blocks_for(num_tokens) - len(found) + (len(self.running) if request.was_preempted else 0)
+            if needed > blocks.num_free or (not self.chunked and num_tokens - num_computed > budget):
+                blocks.unpin(found)
+                return
+            self._start(request, found)
+            if not request.was_preempted:
+                request.output.num_cached_tokens = num_computed
+                self.prompt_tokens += num_tokens
+                self.cached_tokens += num_computed
+            request.num_computed = num_computed
+            chunk = ScheduledChunk(request, min(num_tokens - num_computed, budget), num_stored)
+            blocks.grow(request.row, max(num_computed, num_stored), num_computed + chunk.num_tokens)
+            chunks.append(chunk)
+            budget -= chunk.num_tokens
+
+    def _find_prefix(self, request: Request) -> list[Entry]:
+        blocks = self.blocks
+        if not blocks.prefix_caching or request.params.prompt_logprobs is not None:  # those want every position computed
+            return []
+        blocks.prefix.extend(request.digests, request.tokens, len(request.tokens) // blocks.block_size, request.salt)
+        return blocks.pin(request.digests, request.tokens, request.salt)
+
+    def _start(self, request: Request, found: list[Entry]) -> None:
+        self.waiting.pop(0)
+        request.row = self.blocks.open_row(found)
+        insort(self.running, request, key=_order)
+        if request.host_blocks is not None:
+            self.blocks.swap_in(request.row, request.host_blocks)
+            request.host_blocks = None
+
+    def fork(self, request: Request, child: Request) -> None:
+        """Lets a child that has the request's tokens run beside it; without a free row it waits and is recomputed."""
+        if request.row is not None and len(self.running) < self.max_num_seqs:
+            child.row = self.blocks.fork_row(request.row, request.num_computed)
+            child.num_computed = request.num_computed
+            insort(self.running, child, key=_order)
+        else:
+            child.was_preempted = True
+            self.add(child)
 
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it is, and returns its blocks."""
-        if request.row is None:
-            self.waiting.remove(request)
+        if request.row is not None:
+            self.running.remove(request)
+            self.blocks.close_row(request.row)
+            request.row = None
             return
-        self.running.remove(request)
-        self.blocks.close_row(request.row)
-        request.row = None
+        self.waiting.remove(request)
+        if request.host_blocks is not None:
+            self.blocks.drop_host(request.host_blocks)
+            request.host_blocks = None
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(request.host_blocks is not None for request in self.waiting)
+
+    def check_integrity(self) -> None:
+        host = [block for request in self.waiting for block in request.host_blocks or ()]
+        self.blocks.check_integrity(host)
+        if any(request.row is None for request in self.running) or any(r.row is not None for r in self.waiting):
+            raise AssertionError("rows belong to running requests, and to no others")
