@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 
-from engine_min.config import ModelConfig
+from engine_min.config import EngineConfig, ModelConfig
 from engine_min.kv_cache import KVCache
 
-# Every backend registers the same schemas under a namespace of its own.
-NAMESPACES = {"cpu": "pagedkern"}
+
+@dataclass(frozen=True)
+class Backend:
+    """Who runs the ops: every backend has the same ones, in a namespace of its own."""
+
+    name: str
+    device: torch.device
+    ops: object  # torch.ops.<namespace>
+    float32: bool  # whether the ops take float32 queries
+
+
+def resolve_backend(config: EngineConfig) -> Backend:
+    """The backend and device that are asked for, or the best that is here."""
+    import pagedkern
+
+    has_gpu = torch.cuda.is_available()
+    name, device = config.attention, config.device
+    if name == "auto":
+        name = "cpu" if device == "cpu" or not has_gpu else ("cuda" if pagedkern.build_info()["cuda"] else "triton")
+    kinds = {"cuda": ("cuda",), "triton": ("cuda", "cpu")}.get(name, ("cpu",))
+    if device == "auto":
+        interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        device = "cuda" if "cuda" in kinds and not interpreted else "cpu"
+    if device not in kinds:
+        raise ValueError(f"attention {name!r} runs on {' or '.join(kinds)}, device is {device!r}")
+    if device == "cuda" and not has_gpu:
+        raise ValueError(f"device 'cuda' (attention {name!r}): torch sees no CUDA GPU here")
+    ops = getattr(torch.ops, pagedkern.load_ops(name))
+    return Backend(name, torch.device(device), ops, float32=name in ("cpu", "reference"))
 
 
 @dataclass
@@ -21,28 +49,43 @@ class BatchMetadata:
     slot_mapping: torch.Tensor  # [num_tokens] int64
     block_table: torch.Tensor  # [num_seqs, max_blocks] int32
     seq_lens: torch.Tensor  # [num_seqs] int32, this step's tokens included
-    cu_seqlens_q: torch.Tensor  # [num_seqs + 1] int32
+    cu_seqlens_q: torch.Tensor | None  # [num_seqs + 1] int32; None: one token for each sequence
     max_seqlen_q: int
     max_seqlen_k: int
 
 
 class Attention:
-    """Called once per layer with the fused qkv rows; `begin` sets the batch for all layers of a step."""
+    """Called once per layer with the fused qkv rows; `begin` sets the batch for all layers of a step.
 
-    def __init__(self, backend: str, config: ModelConfig, kv_cache: KVCache, cos_sin_cache: torch.Tensor,
-                 max_num_tokens: int, dtype: torch.dtype):  # fmt: skip
-        import pagedkern  # noqa: F401 - loads the op library
+    Every tensor that a step reads is fixed: the caches, the scales, the buffers behind the batch, the output and the
+    workspace. So what is recorded once can be replayed.
+    """
 
-        ops = getattr(torch.ops, NAMESPACES[backend])
+    def __init__(self, ops, config: ModelConfig, kv_cache: KVCache, cos_sin_cache: torch.Tensor, max_num_tokens: int,
+                 max_num_seqs: int, max_model_len: int, dtype: torch.dtype):  # fmt: skip
         self._rope_and_write = ops.rope_reshape_and_cache.default
+        self._write_dynamic = ops.reshape_and_cache_dynamic.default
         self._attend = ops.paged_attention.default
-        self._layers = kv_cache.layers
-        self._cos_sin_cache = cos_sin_cache
-        self._head_dim = config.head_dim
-        self._scale = config.head_dim**-0.5
-        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self._cache = kv_cache
         device = kv_cache.storage.device
+        self._cos_sin_cache = cos_sin_cache.to(device)
+        self._head_dim = config.head_dim
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._out = torch.empty(max_num_tokens, config.num_heads, config.head_dim, dtype=dtype, device=device)
+        self._no_slots = torch.full((max_num_tokens,), -1, device=device) if kv_cache.dynamic else None
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        size = max(
+            ops.paged_attention_workspace_size(num_tokens, *heads, max_num_seqs, max_seqlen_q, max_model_len)
+            for num_tokens, max_seqlen_q in ((max_num_seqs, 1), (max_num_tokens, max_num_tokens))
+        )
+        workspace = torch.zeros(size, dtype=torch.uint8, device=device) if size else None
+        scale = config.head_dim**-0.5
+        # (scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, k_scale, v_scale, lse, num_splits,
+        # workspace)
+        self._options = [
+            (scale, True, -1, -1, 0.0, None, None, k_scale, v_scale, None, 0, workspace)
+            for k_scale, v_scale in kv_cache.scales
+        ]
 
     def begin(self, batch: BatchMetadata) -> None:
         self._batch = batch
@@ -52,12 +95,22 @@ class Attention:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         batch = self._batch
         query, key, value = qkv.view(qkv.size(0), -1, self._head_dim).split_with_sizes(self._heads, dim=1)
-        key_cache, value_cache = self._layers[layer]
-        self._rope_and_write(
-            query, key, value, key_cache, value_cache, batch.positions, self._cos_sin_cache, batch.slot_mapping
-        )
+        key_cache, value_cache = self._cache.layers[layer]
+        self._rotate_and_write(layer, query, key, value)
         self._attend(
             self._batch_out, query, key_cache, value_cache, batch.block_table, batch.seq_lens, batch.cu_seqlens_q,
-            batch.max_seqlen_q, batch.max_seqlen_k, self._scale,
+            batch.max_seqlen_q, batch.max_seqlen_k, *self._options[layer],
         )  # fmt: skip
         return self._batch_rows
+
+    def _rotate_and_write(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        batch, caches, scales = self._batch, self._cache.layers[layer], self._cache.scales[layer]
+        if not self._cache.dynamic:
+            self._rope_and_write(
+                query, key, value, *caches, batch.positions, self._cos_sin_cache, batch.slot_mapping, False, *scales
+            )
+            return
+        # A negative slot rotates and writes nothing.
+        no_slots = self._no_slots[: query.size(0)]
+        self._rope_and_write(query, key, value, *caches, batch.positions, self._cos_sin_cache, no_slots)
+        self._write_dynamic(key, value, *caches, *scales, batch.slot_mapping)

@@ -14,20 +14,33 @@ class EngineConfig:
     """The arguments of `LLM`, checked once so that nothing behind it has to check again."""
 
     model: str
-    device: str = "auto"  # auto, cpu
+    device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto, bfloat16, float16, float32; auto is what this machine is fast at
-    kv_cache_dtype: str = "auto"  # auto (the model's dtype), bfloat16, float16, float32
-    attention: str = "auto"  # auto, cpu
+    kv_cache_dtype: str = "auto"  # auto (the model's dtype), bfloat16, float16, float32, fp8_e4m3, fp8_e5m2
+    # Scales of an FP8 cache: "auto" (the checkpoint's where it has them, else dynamic), "dynamic" (per token and head),
+    # or given: a number, a tensor [num_kv_heads] or [num_layers, num_kv_heads], or a pair (keys', values') of these.
+    kv_scales: object = "auto"
+    attention: str = "auto"  # auto, cpu, cuda, triton, vgpu, reference
     block_size: int = 16
     num_blocks: int | None = None  # None: from the memory at hand
+    gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that the engine may fill
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    enforce_eager: bool = False  # no recorded decode steps
+    swap_space_gib: float = 0  # host memory for preempted sequences; without it they are recomputed
     seed: int = 0
 
     def __post_init__(self) -> None:
         dtypes = ("auto", "bfloat16", "float16", "float32")
-        choices = {"device": ("auto", "cpu"), "attention": ("auto", "cpu"), "dtype": dtypes, "kv_cache_dtype": dtypes}
+        choices = {
+            "device": ("auto", "cpu", "cuda"),
+            "attention": ("auto", "cpu", "cuda", "triton", "vgpu", "reference"),
+            "dtype": dtypes,
+            "kv_cache_dtype": (*dtypes, "fp8_e4m3", "fp8_e5m2"),
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
@@ -35,6 +48,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}, expected in (0, 1]")
+        if self.swap_space_gib < 0:
+            raise ValueError(f"swap_space_gib is {self.swap_space_gib}, expected at least 0")
+        if isinstance(self.kv_scales, str) and self.kv_scales not in ("auto", "dynamic"):
+            raise ValueError(f"kv_scales is {self.kv_scales!r}, expected auto, dynamic, or scales")
+        if not isinstance(self.kv_scales, str) and not self.kv_cache_dtype.startswith("fp8"):
+            raise ValueError(f"kv_scales need an FP8 cache, kv_cache_dtype is {self.kv_cache_dtype!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, expected at least max_num_seqs "

@@ -28,7 +28,8 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
                  ops, scales: Scales | None = None, num_host_blocks: int = 0):  # fmt: skip
-        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.dynamic = dtype in CACHE_DTYPES.values() and scales is None
         shape = (config.num_layers, num_blocks, 2, block_size, config.num_kv_heads, config.head_dim)
         self.storage = torch.empty(shape, dtype=dtype, device=device)
@@ -109,7 +110,9 @@ def _checkpoint_scales(checkpoint: Checkpoint, config: ModelConfig, device: torc
         found[int(layer), side] = scale.to(device)
     if not found:
         return None
-    missing = [f"{side}_scale of layer {i}" for i in range(config.num_layers) for side in "kv" if (i, side) not in found]
+    missing = [
+        f"{side}_scale of layer {i}" for i in range(config.num_layers) for side in "kv" if (i, side) not in found
+    ]
     if missing:
         raise ValueError(f"the checkpoint has KV cache scales, but lacks {', '.join(missing)}")
     return [(found[i, "k"], found[i, "v"]) for i in range(config.num_layers)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from engine_min.request import SamplingParams
 from engine_min.tokenizer import StreamDecoder, Tokenizer
 
@@ -16,6 +18,11 @@ class OutputText:
         self._stop_ids = stop_ids
         self._num_tokens = 0
         self._held = ""
+
+    def fork(self) -> OutputText:
+        other = copy.copy(self)
+        other._decoder = self._decoder.fork()
+        return other
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that the token sets free, and the reason if it is the last one: "stop" or "length"."""

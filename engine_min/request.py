@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # on tokens of the output, once
     frequency_penalty: float = 0.0  # on tokens of the output, each time
     logit_bias: dict[int, float] | None = None
+    prompt_logprobs: int | None = None  # of each token of the prompt after the first, and so many of the likeliest
 
     def __post_init__(self) -> None:
         bias = self.logit_bias or {}
@@ -43,6 +44,7 @@ class SamplingParams:
             "stop": (all(self.stops), "texts that are not empty"),
             "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens ({self.max_tokens})]"),
             "logprobs": (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
+            "prompt_logprobs": (0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
             "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "in [0.01, 100]"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
@@ -79,7 +81,8 @@ class RequestOutput:
     request_id: str
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # tokens of the prompt found in the prefix cache
+    prompt_logprobs: list[dict[int, float] | None] | None = None  # where they are asked for; the first is None
 
     @property
     def finished(self) -> bool:
@@ -88,7 +91,10 @@ class RequestOutput:
 
 @dataclass(eq=False)
 class Request:
-    """A sequence on its way: `tokens` is the prompt and what has been generated, `num_computed` of them are cached."""
+    """A sequence on its way: `tokens` is the prompt and what has been generated, `num_computed` of them are cached.
+
+    The choices of a request are sequences of their own from the first token on: until then one computes the prompt.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -102,6 +108,15 @@ class Request:
     index: int = 0  # which of the output's choices this is
     text: OutputText | None = None
     logprobs: dict[int, float] | None = None  # of the token drawn last, where they are asked for
+    arrival: int = 0  # first come, first served
+    salt: str | None = None  # requests of different salts share no cached prefix
+    num_unforked: int = 0  # choices that begin with the first token
+    digests: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    host_blocks: list[int] | None = None  # where its cached tokens are while it is swapped out
+    was_preempted: bool = False
+
+    def __post_init__(self) -> None:
+        self.order = (self.arrival, self.index)
 
     @property
     def completion(self) -> CompletionOutput:
@@ -115,3 +130,10 @@ class Request:
     def num_pending(self) -> int:
         """Tokens whose keys and values are not cached yet: 1 in decode, more in prefill or after a preemption."""
         return len(self.tokens) - self.num_computed
+
+    def fork(self, index: int, seed: int) -> Request:
+        """Another choice, with the same tokens so far; the scheduler gives it its blocks."""
+        return replace(
+            self, seed=seed, tokens=list(self.tokens), num_computed=0, row=None, index=index,
+            text=self.text and self.text.fork(), digests=list(self.digests), host_blocks=None, num_unforked=0,
+        )  # fmt: skip

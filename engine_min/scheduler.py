@@ -30,8 +30,8 @@ def _order(request: Request) -> tuple[int, int]:
 class Scheduler:
     """First come, first served: `running` and `waiting` are in order of arrival.
 
-    Out of blocks, the latest running request is preempted: its contents move to host memory, or, where there is none, its
-    blocks go back and it is recomputed from its tokens, those generated included. It waits before all that came later.
+    Out of blocks, the latest running request is preempted: its contents move to host memory, or, where there is none,
+    its blocks go back and it is recomputed from its tokens, those generated included. It waits before later ones.
     """
 
     def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int, chunked: bool = True):
@@ -125,7 +125,9 @@ class Scheduler:
 
     def _find_prefix(self, request: Request) -> list[Entry]:
         blocks = self.blocks
-        if not blocks.prefix_caching or request.params.prompt_logprobs is not None:  # those want every position computed
+        if (
+            not blocks.prefix_caching or request.params.prompt_logprobs is not None
+        ):  # those want every position computed
             return []
         blocks.prefix.extend(request.digests, request.tokens, len(request.tokens) // blocks.block_size, request.salt)
         return blocks.pin(request.digests, request.tokens, request.salt)

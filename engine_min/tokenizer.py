@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from datetime import datetime
 from pathlib import Path
@@ -157,6 +158,11 @@ class StreamDecoder:
         self._window: list[int] = []  # the tokens last given out, for their spacing, then those held back
         self._num_given = 0
         self._given_text = ""
+
+    def fork(self) -> StreamDecoder:
+        other = copy.copy(self)
+        other._window = list(self._window)
+        return other
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)

@@ -12,7 +12,7 @@ from engine_min.config import ModelConfig
 from engine_min.layers import Linear, rms_norm, rope_inv_freq, rope_table, silu_and_mul
 from engine_min.loader import Checkpoint, Progress, check_names
 
-_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|self_attn\.([kv]_proj\.)?[kv]_scale$")
 
 
 class LlamaLayer:
@@ -44,7 +44,8 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress):
+    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress,
+                 device: torch.device | None = None):  # fmt: skip
         config = self.config = checkpoint.config
         shapes = tensor_shapes(config)
         # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
@@ -59,7 +60,7 @@ class LlamaModel:
             tensor = checkpoint.tensor(name)
             if tensor.shape != shapes[name]:
                 raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shapes[name])}")
-            return tensor.to(dtype)
+            return tensor.to(device, dtype)
 
         def load_int4(name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
             return checkpoint.tensor_int4(name) if dtype == torch.bfloat16 else None

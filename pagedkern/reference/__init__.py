@@ -14,10 +14,11 @@ from pagedkern.reference.cache import (
     swap_blocks,
 )
 from pagedkern.reference.fp8 import decode, decode_table, encode, fp8_max
-from pagedkern.reference.schemas import LIBRARY
+from pagedkern.reference.schemas import LIBRARY, NAMESPACE
 
 __all__ = [
     "LIBRARY",
+    "NAMESPACE",
     "copy_blocks",
     "decode",
     "decode_table",

@@ -56,7 +56,7 @@ class LogitsTap:
         llm.runner.model.logits = self.logits
 
     def step(self, chunks):
-        self._sampling = [chunk.request for chunk in chunks if chunk.samples]
+        self._sampling = [r for chunk in chunks if chunk.samples for r in (chunk.request, *chunk.children)]
         return self._step(chunks)
 
     def logits(self, hidden):

@@ -8,7 +8,7 @@ def script_logits(llm, row):
     runner_step = llm.runner.step
 
     def step(chunks):
-        requests = [chunk.request for chunk in chunks if chunk.samples]
+        requests = [request for chunk in chunks if chunk.samples for request in (chunk.request, *chunk.children)]
         llm.runner.model.logits = lambda hidden: torch.stack([row(len(r.tokens), r) for r in requests])
         return runner_step(chunks)
 

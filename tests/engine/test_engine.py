@@ -7,7 +7,7 @@ import torch
 from conftest import EOS, byte_tokenizer
 from scripted import one_hot, script_logits
 
-from engine_min import SamplingParams
+from engine_min import SamplingParams, StepError
 
 PROMPTS = ["The sea.", "A", "Somewhat longer than the others, this one.", "ü🙂", "The sea."]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -192,9 +192,11 @@ def test_unusable_logits_fail_loudly_and_alone(llm, value):
 
     script_logits(llm, row)
     good, bad = (llm.add_request(name, [1, 2, 3], GREEDY).outputs[0] for name in ("good", "bad"))
-    with pytest.raises(RuntimeError, match="without a finite maximum .* aborted bad"):
+    with pytest.raises(StepError, match="without a finite maximum .* aborted bad") as caught:
         while llm.has_unfinished():
             llm.step()
+    assert [output.request_id for output in caught.value.failed] == ["bad"]
+    assert [output.request_id for output in caught.value.outputs] == ["good"]
     while llm.has_unfinished():
         llm.step()
     assert (bad.finish_reason, bad.token_ids) == ("abort", [65, 65])
@@ -205,8 +207,10 @@ def test_a_failed_step_fails_its_own_requests_only(make_llama, make_llm):
     llm = make_llm(make_llama()[0], max_num_seqs=1)
     first, second = llm.add_request("a", "abc", GREEDY), llm.add_request("b", "abc", GREEDY)
     model, llm.runner.model = llm.runner.model, None
-    with pytest.raises(TypeError):
+    with pytest.raises(StepError, match="a step failed .* aborted a") as caught:
         llm.step()
+    assert (caught.value.failed, caught.value.outputs) == ([first], [])
+    assert isinstance(caught.value.__cause__, TypeError)
     llm.runner.model = model
     while llm.has_unfinished():
         llm.step()
@@ -236,6 +240,7 @@ def test_bad_options(make_llm, options, message):
 def test_stale_cache_contents_do_not_matter(llm):
     """Blocks come uninitialised and are reused uncleaned; here they are full of NaN."""
     expected = tokens_of(llm.generate(PROMPTS, GREEDY))
+    llm.blocks.reset_prefix_cache()
     llm.kv_cache.storage.fill_(float("nan"))
     assert tokens_of(llm.generate(PROMPTS, GREEDY)) == expected
 
@@ -244,9 +249,8 @@ def test_stale_metadata_does_not_matter(llm):
     """The fixed buffers keep what longer batches left behind."""
     expected = tokens_of(llm.generate("Short", GREEDY))
     llm.generate(["x" * 200] * 8, GREEDY)
-    for name in ("_token_ids_np", "_positions_np", "_slots_np", "_seq_lens_np", "_cu_seqlens_np", "_block_table_np"):
-        buffer = getattr(llm.runner, name)
-        buffer.fill(0 if name == "_cu_seqlens_np" else 2**30)
+    for name in ("_token_ids", "_positions", "_slots", "_seq_lens", "_cu_seqlens", "_block_table"):
+        getattr(llm.runner, name).host.fill(0 if name == "_cu_seqlens" else 2**30)
     assert tokens_of(llm.generate("Short", GREEDY)) == expected
 
 

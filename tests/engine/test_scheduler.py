@@ -1,23 +1,27 @@
 """Who runs when, and whose blocks are whose: borders, order, preemption, and random steps with an integrity check."""
 
+import itertools
 import random
 
 import pytest
 
 from engine_min import SamplingParams
 from engine_min.block_manager import BlockManager
-from engine_min.request import Request
+from engine_min.request import Request, RequestOutput
 from engine_min.scheduler import Scheduler
+
+ARRIVALS = itertools.count()
 
 
 def make(num_blocks=64, block_size=4, max_num_seqs=8, budget=32, max_model_len=128):
-    blocks = BlockManager(num_blocks, block_size, max_num_seqs, max_model_len)
+    blocks = BlockManager(num_blocks, block_size, max_num_seqs, max_model_len, prefix_caching=False)
     return Scheduler(blocks, max_num_seqs, budget)
 
 
 def request(name, prompt_len, max_tokens=8):
     tokens = list(range(prompt_len))
-    return Request(name, tokens, SamplingParams(max_tokens=max_tokens), 0, frozenset(), None, tokens=list(tokens))
+    params, output = SamplingParams(max_tokens=max_tokens), RequestOutput(name, tokens, [])
+    return Request(name, tokens, params, 0, frozenset(), output, list(tokens), arrival=next(ARRIVALS))
 
 
 def advance(scheduler, finish=True):
@@ -33,7 +37,7 @@ def advance(scheduler, finish=True):
             generated = len(chunk.request.tokens) - len(chunk.request.prompt_token_ids)
             if finish and generated == chunk.request.params.max_tokens:
                 scheduler.remove(chunk.request)
-    scheduler.blocks.check_integrity()
+    scheduler.check_integrity()
     return names
 
 
@@ -152,7 +156,7 @@ def test_random_steps(seed):
 def test_integrity_check_finds_what_it_is_for():
     blocks = BlockManager(8, 4, 4, 32)
     row = blocks.open_row()
-    blocks.grow(row, 9)
+    blocks.grow(row, 0, 9)
     blocks.check_integrity()
     blocks.tables[row, 0] = blocks.tables[row, 1]
     with pytest.raises(AssertionError, match="reference counts"):
