@@ -61,8 +61,14 @@ CUDA = _files(
     ".cu",
     """
     block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache smoke/kernel
+    paged_prefill/instantiations/bf16_64 paged_prefill/instantiations/bf16_96 paged_prefill/instantiations/bf16_128
+    paged_prefill/instantiations/bf16_192 paged_prefill/instantiations/bf16_256 paged_prefill/instantiations/f16_64
+    paged_prefill/instantiations/f16_96 paged_prefill/instantiations/f16_128 paged_prefill/instantiations/f16_192
+    paged_prefill/instantiations/f16_256
     """,
 )
+# Which kernel takes a call, and where in it: plain C++, linked wherever the kernels are.
+CUDA_DISPATCH = _files("csrc/", ".cpp", "paged_attention/dispatch paged_prefill/dispatch")
 # Python module `_C`.
 MODULE = ["csrc/bindings/module.cpp", "csrc/vgpu/python.cpp"]
 # Virtual GPU: compiled once, and the instruction families once per level.
@@ -286,6 +292,7 @@ class NinjaBuild:
             flags += f" -DPAGEDKERN_WITH_CUDA -isystem {self.deps}/cuda/include"
             libs += " " + self._cuda_libs()
             objects += [self._edge("nvcc", s, SM_90A) for s in CUDA]
+            objects += [self._edge("cxx", s) for s in CUDA_DISPATCH]
         # A suffix, so that switching CUDA off and on again finds both kinds of objects still there.
         suffix = "" if self.tools.cuda_missing else ".cuda"
         objects += [self._edge("cxx", s, flags, suffix) for s in BINDINGS]
@@ -307,6 +314,7 @@ class NinjaBuild:
         cuda = f"-isystem {self.deps}/cuda/include"
         flags = f"{self._torch_flags(self.namespace + '_vgpu')} -DPAGEDKERN_VGPU {cuda}"
         objects = [self._edge("nvcc", s, SM_90A_PTX, ".vgpu") for s in CUDA]
+        objects += [self._edge("cxx", s, "", ".vgpu") for s in CUDA_DISPATCH]
         objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s != "csrc/bindings/backend_cpu.cpp"]
         runtime = [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
         # -Bsymbolic: a real CUDA runtime that torch brought into the process must not be picked up.
@@ -398,7 +406,7 @@ class CleanBuildPy(build_py):
 PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_kernels").exists() else {}
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
-SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + MODULE + VGPU + VGPU_FAMILIES + VGPU_RUNTIME
+SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + CUDA_DISPATCH + MODULE + VGPU + VGPU_FAMILIES + VGPU_RUNTIME
 HEADERS = sorted(str(path) for suffix in ("h", "cuh", "inc") for path in Path("csrc").rglob(f"*.{suffix}"))
 
 if __name__ == "__main__":

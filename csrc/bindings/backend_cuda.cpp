@@ -9,6 +9,7 @@
 #include "block_copy/launcher.h"
 #include "cache_write/launcher.h"
 #include "common/status.h"
+#include "paged_attention/launcher.h"
 
 #ifndef PAGEDKERN_VGPU
 #include <torch/csrc/stable/accelerator.h>
@@ -46,6 +47,11 @@ void require(const char* op, cudaError_t error) {
 void reshape_and_cache(const CacheWriteParams& params, const Place& place) {
   const Turn turn(place);
   require("reshape_and_cache", launch_reshape_and_cache(params, turn.stream()));
+}
+
+void paged_attention(const PagedAttentionParams& params, const Place& place) {
+  const Turn turn(place);
+  require("paged_attention", launch_paged_attention(params, turn.stream()));
 }
 
 void copy_blocks(const CopyBlocksParams& params, const Place& place) {
@@ -93,12 +99,12 @@ const Backend kCudaBackend = {
     .reshape_and_cache = reshape_and_cache,
     .reshape_and_cache_dynamic = nullptr,
     .rope_reshape_and_cache = nullptr,
-    .paged_attention = nullptr,
+    .paged_attention = paged_attention,
     .merge_attention_states = nullptr,
     .gather_cache = nullptr,
     .copy_blocks = copy_blocks,
     .copy_rows = copy_rows,
-    .paged_attention_workspace_size = nullptr,
+    .paged_attention_workspace_size = paged_attention_workspace_bytes,
 };
 
 }  // namespace

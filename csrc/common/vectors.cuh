@@ -1,25 +1,11 @@
-// How wide an access every row of a set of pointers and strides allows.
+// Accesses of a width that is known when the kernel is compiled.
 #pragma once
 
 #include <cstdint>
 
+#include "common/access_width.h"
+
 namespace pagedkern {
-
-// Gathers addresses and byte strides; width() is the widest power of two up to 16 bytes that divides them all.
-class AccessWidth {
- public:
-  AccessWidth& pointer(const void* address) {
-    return bytes(static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)));
-  }
-  AccessWidth& bytes(int64_t count) {
-    bits_ |= static_cast<uint64_t>(count);
-    return *this;
-  }
-  int width() const { return static_cast<int>(bits_ & (~bits_ + 1)); }
-
- private:
-  uint64_t bits_ = 16;
-};
 
 // The type of one access.
 template <int kBytes>

@@ -72,7 +72,7 @@ class Backend:
 
 
 # Those with a CUDA kernel (swap_blocks needs none).
-VGPU_OPS = frozenset({"reshape_and_cache", "copy_blocks", "swap_blocks"})
+VGPU_OPS = frozenset({"reshape_and_cache", "paged_attention", "copy_blocks", "swap_blocks"})
 
 
 def _vgpu(name: str, seed: int, async_completion: str) -> Backend:

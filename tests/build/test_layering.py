@@ -75,6 +75,8 @@ def allowed(source, target):
         if is_op(to):
             return target.name in ("params.h", "launcher.h")
         return to in ("common", "bindings", "vgpu") or target.as_posix() == "cpu/kernels.h"
+    if source.as_posix() == "paged_attention/dispatch.cpp" and is_op(to):
+        return target.name == "launcher.h"  # one op, two kernels
     host_side = name.startswith(("launcher", "dispatch"))
     return to in (("common", part) if host_side else ("common", "arch", part))
 

@@ -1,0 +1,176 @@
+// One warp's 16 query rows against one tile of keys and values.
+#pragma once
+
+#include "arch/mma.cuh"
+#include "common/online_softmax.cuh"
+#include "paged_prefill/tile.cuh"
+
+namespace pagedkern {
+
+// What a lane knows of its rows, lane / 4 and lane / 4 + 8 of its warp's 16. Rows there are not repeat the last one.
+template <int kDim>
+struct WarpRows {
+  float output[kDim / 8][4];  // as mma leaves it: dims 8 n + 2 (lane % 4), two of the first row, two of the second
+  float maximum[2];           // of the scores times log2(e)
+  float sum[2];               // of this lane's weights
+  float value_unit;           // what `output` is to be multiplied by: v_scale, or the largest per-token one so far
+  KeyRange keys[2];           // that the row sees
+  KeyRange any;               // that some row of the warp sees
+  KeyRange all;               // that all rows of the warp see
+  int32_t position[2];        // of the row's own key
+  float slope[2];             // ALiBi
+};
+
+// S = Q K^T, for those blocks of 16 keys from first to last - 1.
+template <class T, class Config, int kDim>
+static __device__ __forceinline__ void score(const uint16_t* keys, const uint16_t* query,
+                                             const uint32_t (&fragments)[kDim / 16][4], int first, int last,
+                                             float (&scores)[Config::kKeys / 8][4]) {
+  constexpr int kPieces = Config::kPieces;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int key_row = lane % 8 + (lane / 16) * 8, key_piece = lane / 8 % 2;
+  const int query_row = warp * Config::kWarpRows + lane % 16, query_piece = lane / 16;
+  const uint32_t key_base = shared_address(keys) + key_row * kPieces * 16;
+  const uint32_t query_base = shared_address(query) + query_row * kPieces * 16;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[4];
+    if constexpr (Config::kQueryInRegisters) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = fragments[k][i];
+    } else {
+      ldmatrix_x4(a, query_base + swizzle_piece<kPieces>(query_row, 2 * k + query_piece) * 16);
+    }
+    const uint32_t address = key_base + swizzle_piece<kPieces>(key_row, 2 * k + key_piece) * 16;
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 16; ++j) {
+      if (j < first || j >= last) continue;
+      uint32_t b[4];
+      ldmatrix_x4(b, address + j * 16 * kPieces * 16);
+      mma_m16n8k16<T>(scores[2 * j], a, b[0], b[1]);
+      mma_m16n8k16<T>(scores[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// Per-token k_scale, softcap and ALiBi, in the contract's order: raw products become scores in natural units.
+template <class Config, int kDim>
+static __device__ __forceinline__ void apply_options(const PagedPrefillParams& p, const WarpRows<kDim>& rows,
+                                                     const float* key_scales, int first_key, float scale,
+                                                     float (&scores)[Config::kKeys / 8][4]) {
+  const int column = threadIdx.x % 4 * 2;
+  const float cap = p.op.softcap;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = n * 8 + column + i % 2;
+      float s = scores[n][i] * scale;
+      if (p.op.k_scale.per_token()) s *= key_scales[key];
+      if (cap != 0) s = cap * tanhf(s / cap);
+      scores[n][i] = s + rows.slope[i / 2] * static_cast<float>(first_key + key - rows.position[i / 2]);
+    }
+  }
+}
+
+template <class Config, int kDim>
+static __device__ __forceinline__ void mask_scores(const WarpRows<kDim>& rows, int first_key,
+                                                   float (&scores)[Config::kKeys / 8][4]) {
+  const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + n * 8 + column + i % 2;
+      if (key < rows.keys[i / 2].begin || key >= rows.keys[i / 2].end) scores[n][i] = minus_infinity();
+    }
+  }
+}
+
+// Scores times `unit` are in units of log2: to weights relative to the new maximum, which `factor` brings the old sums
+// to.
+template <class Config, int kDim>
+static __device__ __forceinline__ void weigh(float unit, WarpRows<kDim>& rows, float (&scores)[Config::kKeys / 8][4],
+                                             float (&factor)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = minus_infinity();
+#pragma unroll
+    for (int n = 0; n < Config::kKeys / 8; ++n) top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+    top = fmaxf(rows.maximum[r], quad_max(top) * unit);
+    factor[r] = rescale_factor(rows.maximum[r], top);
+    rows.maximum[r] = top;
+    const float minus_top = -guarded_maximum(top);
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < Config::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 2 * r; i < 2 * r + 2; ++i) {
+        scores[n][i] = exp2_approx(fmaf(scores[n][i], unit, minus_top));
+        sum += scores[n][i];
+      }
+    }
+    rows.sum[r] = rows.sum[r] * factor[r] + sum;
+  }
+}
+
+// Per-token v_scale: weights are multiplied by it relative to the largest seen so far, so that they stay in [0, 1]
+// whatever 16-bit format they are rounded to, and the output is kept in units of that.
+template <class Config, int kDim>
+static __device__ __forceinline__ void scale_weights(const float* value_scales, WarpRows<kDim>& rows,
+                                                     float (&weights)[Config::kKeys / 8][4], float (&factor)[2]) {
+  const int lane = threadIdx.x % 32;
+  float largest = value_scales[lane];
+  if constexpr (Config::kKeys == 64) largest = fmaxf(largest, value_scales[lane + 32]);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+  const float unit = fmaxf(largest, rows.value_unit);
+  const float inverse = unit > 0 ? 1.0f / unit : 0.0f;
+  factor[0] *= rows.value_unit * inverse;
+  factor[1] *= rows.value_unit * inverse;
+  rows.value_unit = unit;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys / 8; ++n) {
+    const float2 s = *reinterpret_cast<const float2*>(value_scales + n * 8 + lane % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights[n][i] *= (i % 2 == 0 ? s.x : s.y) * inverse;
+  }
+}
+
+// O = O factor + P V, for those blocks of 16 keys from first to last - 1.
+template <class T, class Config, int kDim>
+static __device__ __forceinline__ void accumulate(const uint16_t* values, const float (&weights)[Config::kKeys / 8][4],
+                                                  const float (&factor)[2], int first, int last, WarpRows<kDim>& rows) {
+  constexpr int kPieces = Config::kPieces;
+  const int lane = threadIdx.x % 32;
+  const int row = lane % 16, half = lane / 16;
+  const uint32_t base = shared_address(values) + row * kPieces * 16;
+  if (__any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int d = 0; d < kDim / 8; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.output[d][i] *= factor[i / 2];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 16; ++j) {
+    if (j < first || j >= last) continue;
+    const uint32_t a[4] = {
+        pack2<T>(weights[2 * j][0], weights[2 * j][1]), pack2<T>(weights[2 * j][2], weights[2 * j][3]),
+        pack2<T>(weights[2 * j + 1][0], weights[2 * j + 1][1]), pack2<T>(weights[2 * j + 1][2], weights[2 * j + 1][3])};
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, base + j * 16 * kPieces * 16 + swizzle_piece<kPieces>(row, 2 * d + half) * 16);
+      mma_m16n8k16<T>(rows.output[2 * d], a, b[0], b[1]);
+      mma_m16n8k16<T>(rows.output[2 * d + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+}  // namespace pagedkern

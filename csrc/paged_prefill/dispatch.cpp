@@ -1,0 +1,72 @@
+// From the op's arguments to one instance of the kernel: pure arithmetic on the host, nothing of it per sequence.
+#include <algorithm>
+#include <cstdint>
+
+#include "common/access_width.h"
+#include "paged_prefill/config.h"
+#include "paged_prefill/instances.h"
+#include "paged_prefill/launcher.h"
+
+namespace pagedkern {
+namespace {
+
+constexpr int64_t kRows = PagedPrefillConfig<64, false>::kRows;  // the same for every instance
+
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// An upper bound that needs no lengths: the kernel gives sequence i the tiles from cu_seqlens_q[i] * group / kRows + i.
+int64_t count_tiles(const PagedAttentionParams& p, int64_t group) {
+  if (p.cu_seqlens_q == nullptr) return p.num_seqs * divide_up(group, kRows);
+  return p.num_tokens * group / kRows + p.num_seqs;
+}
+
+int32_t rows_width(const void* data, int64_t stride_token, int64_t stride_head) {
+  return AccessWidth().pointer(data).bytes(stride_token * 2).bytes(stride_head * 2).width();
+}
+
+int32_t caches_width(const PagedAttentionParams& p) {
+  AccessWidth width;
+  const int64_t size = size_of(p.cache.dtype);
+  for (const PagedCache* cache : {&p.key_cache, &p.value_cache}) {
+    width.pointer(cache->data).bytes(cache->stride_block * size).bytes(cache->stride_token * size);
+    width.bytes(cache->stride_head * size);
+  }
+  return width.width();
+}
+
+template <DType kType, bool kFp8>
+Status launch_head_dim(const PagedPrefillParams& params, void* stream) {
+  const int32_t head_dim = params.op.cache.head_dim;
+  if (head_dim <= 64) return launch_paged_prefill_instance<kType, kFp8, 64>(params, stream);
+  if (head_dim <= 96) return launch_paged_prefill_instance<kType, kFp8, 96>(params, stream);
+  if (head_dim <= 128) return launch_paged_prefill_instance<kType, kFp8, 128>(params, stream);
+  if (head_dim <= 192) return launch_paged_prefill_instance<kType, kFp8, 192>(params, stream);
+  return launch_paged_prefill_instance<kType, kFp8, 256>(params, stream);
+}
+
+template <DType kType>
+Status launch_type(const PagedPrefillParams& params, void* stream) {
+  return is_fp8(params.op.cache.dtype) ? launch_head_dim<kType, true>(params, stream)
+                                       : launch_head_dim<kType, false>(params, stream);
+}
+
+}  // namespace
+
+Status launch_paged_prefill(const PagedAttentionParams& op, void* stream) {
+  if (op.num_tokens == 0 || op.num_seqs == 0) return {};
+  PagedPrefillParams params = {};
+  params.op = op;
+  params.window = key_window(op);
+  params.group = op.num_heads / op.cache.num_kv_heads;
+  params.num_tiles = count_tiles(op, params.group);
+  params.block_size = static_cast<uint32_t>(std::min<int64_t>(op.cache.block_size, INT32_MAX));
+  params.query_width = rows_width(op.query, op.query_stride_token, op.query_stride_head);
+  params.out_width = rows_width(op.out, op.out_stride_token, op.out_stride_head);
+  params.cache_width = caches_width(op);
+  return op.dtype == DType::kBFloat16 ? launch_type<DType::kBFloat16>(params, stream)
+                                      : launch_type<DType::kFloat16>(params, stream);
+}
+
+}  // namespace pagedkern

@@ -1,0 +1,199 @@
+// Attention of any number of query tokens over the paged cache, with mma.sync.
+//
+// A block takes 64 rows, (query token, query head) pairs of one KV head of one sequence, so that every key and value it
+// loads serves all query heads that share it; its four warps take 16 rows each. Keys and values come a tile at a time,
+// by cp.async through the block table, one tile ahead of the arithmetic.
+#pragma once
+
+#include <type_traits>
+
+#include "paged_prefill/attend.cuh"
+#include "paged_prefill/load.cuh"
+
+namespace pagedkern {
+
+static __device__ __forceinline__ float per_head_scale(const KvScale& scale, int kv_head) {
+  return scale.data == nullptr || scale.per_token() ? 1.0f : scale.data[scale.offset(0, 0, kv_head)];
+}
+
+template <class Config, int kDim, class Shared>
+static __device__ __forceinline__ void start_rows(const PagedPrefillParams& p, const QueryTile& tile, int32_t seq_len,
+                                                  const Shared& s, WarpRows<kDim>& rows) {
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * Config::kWarpRows;
+  const int last = min(first + Config::kWarpRows, tile.num_rows) - 1;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = min(first + lane / 4 + 8 * r, max(last, 0));
+    rows.position[r] = seq_len - tile.query_len + s.row_token[row];
+    rows.keys[r] = visible_keys(rows.position[r], p.window, seq_len);
+    rows.slope[r] = p.op.alibi_slopes == nullptr ? 0.0f : p.op.alibi_slopes[s.row_head[row]];
+    rows.maximum[r] = minus_infinity();
+    rows.sum[r] = 0.0f;
+  }
+  rows.value_unit = 0.0f;
+#pragma unroll
+  for (int d = 0; d < kDim / 8; ++d) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows.output[d][i] = 0.0f;
+  }
+  if (last < first) {
+    rows.any = rows.all = {0, 0};
+    return;
+  }
+  const int64_t before = seq_len - tile.query_len;
+  const KeyRange low = visible_keys(before + s.row_token[first], p.window, seq_len);
+  const KeyRange high = visible_keys(before + s.row_token[last], p.window, seq_len);
+  rows.any = {low.begin, high.end};
+  rows.all = {high.begin, low.end};
+}
+
+// Sums over the lanes, adds the sink, divides; the rows' results go to shared memory, their lse to the caller.
+template <class T, class Config, int kDim, class Shared>
+static __device__ __forceinline__ void finish_rows(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
+                                                   WarpRows<kDim>& rows, Shared& s) {
+  constexpr int kPieces = Config::kPieces;
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * Config::kWarpRows;
+  const float v_scale = p.op.v_scale.per_token() ? rows.value_unit : per_head_scale(p.op.v_scale, kv_head);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first + lane / 4 + 8 * r;
+    const bool live = row < tile.num_rows;
+    float sum = quad_sum(rows.sum[r]), factor = 1.0f;
+    if (live && p.op.sinks != nullptr) {
+      const float sink = p.op.sinks[s.row_head[row]] * kLog2E;
+      const float top = fmaxf(rows.maximum[r], sink);
+      factor = rescale_factor(rows.maximum[r], top);
+      sum = sum * factor + rescale_factor(sink, top);
+      rows.maximum[r] = top;
+    }
+    if (live && p.op.lse != nullptr && lane % 4 == 0) {
+      const int64_t token = tile.first_token + s.row_token[row];
+      p.op.lse[token * p.op.lse_stride_token + s.row_head[row] * p.op.lse_stride_head] =
+          natural_lse(rows.maximum[r], sum);
+    }
+    factor = sum == 0.0f ? 0.0f : factor / sum * v_scale;
+#pragma unroll
+    for (int d = 0; d < kDim / 8; ++d) {
+      auto* piece = reinterpret_cast<uint32_t*>(s.query + (row * kPieces + swizzle_piece<kPieces>(row, d)) * 8);
+      piece[lane % 4] = pack2<T>(rows.output[d][2 * r] * factor, rows.output[d][2 * r + 1] * factor);
+    }
+  }
+}
+
+// The warp's rows from shared memory to out, 16 bytes at a time where that fits.
+template <class Config, class Shared>
+static __device__ __forceinline__ void store_rows(const PagedPrefillParams& p, const QueryTile& tile, const Shared& s) {
+  constexpr int kPieces = Config::kPieces;
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * Config::kWarpRows;
+  auto* out = static_cast<uint16_t*>(p.op.out) + tile.first_token * p.op.out_stride_token;
+#pragma unroll 4
+  for (int i = lane; i < Config::kWarpRows * kPieces; i += 32) {
+    const int row = first + i / kPieces, piece = i % kPieces;
+    if (row >= tile.num_rows || piece * 8 >= p.op.cache.head_dim) continue;
+    uint16_t* target =
+        out + s.row_token[row] * p.op.out_stride_token + s.row_head[row] * p.op.out_stride_head + piece * 8;
+    const uint4 values =
+        *reinterpret_cast<const uint4*>(s.query + (row * kPieces + swizzle_piece<kPieces>(row, piece)) * 8);
+    if (p.out_width == 16) {
+      *reinterpret_cast<uint4*>(target) = values;
+    } else {
+      const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) target[e] = static_cast<uint16_t>(words[e / 2] >> (16 * (e % 2)));
+    }
+  }
+}
+
+// All key tiles of a query tile, keys.begin < keys.end.
+template <class T, bool kFp8, int kDim, class Config, class Shared>
+static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
+                                                   KeyRange keys, WarpRows<kDim>& rows, Shared& s) {
+  const int first = keys.begin / Config::kKeys, last = (keys.end - 1) / Config::kKeys;
+  const bool token_scales = p.op.k_scale.per_token() || p.op.v_scale.per_token();
+  const bool options = p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr;
+  const float scale = p.op.scale * per_head_scale(p.op.k_scale, kv_head);
+
+  PageLookup page = look_up<Config>(p, tile.sequence, keys, first);
+  store_offset<Config>(p, page, kv_head, first % 2, s);
+  if (token_scales) store_scale<Config>(load_scale<Config>(p, page, kv_head), first % 2, s);
+  page = look_up<Config>(p, tile.sequence, keys, first + 1);
+  store_offset<Config>(p, page, kv_head, (first + 1) % 2, s);
+  __syncthreads();
+  start_tile<Config, kFp8>(p, first % 2, first % 2, s);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+  uint32_t query[kDim / 16][4];
+  if constexpr (Config::kQueryInRegisters) {
+    const int row = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const int piece = swizzle_piece<Config::kPieces>(row, 2 * k + half);
+      ldmatrix_x4(query[k], shared_address(s.query + (row * Config::kPieces + piece) * 8));
+    }
+  }
+
+  for (int t = first; t <= last; ++t) {
+    const int stage = t % 2;
+    cp_async_wait<0>();
+    __syncthreads();
+    if (t < last) start_tile<Config, kFp8>(p, 1 - stage, 1 - stage, s);
+    cp_async_commit();
+    const float next_scale = token_scales ? load_scale<Config>(p, page, kv_head) : 0.0f;
+    page = look_up<Config>(p, tile.sequence, keys, t + 2);
+    if constexpr (kFp8) {
+      decode_tile<Config, T>(p.op.cache.dtype == DType::kFloat8E5M2, stage, s);
+      __syncthreads();
+    }
+
+    const int first_key = t * Config::kKeys;
+    if (first_key < rows.any.end && first_key + Config::kKeys > rows.any.begin) {
+      const uint16_t (&tiles)[2][Shared::kTile] = s.tiles[kFp8 ? 0 : stage];
+      const int first_block = max(rows.any.begin - first_key, 0) / 16;
+      const int last_block = (min(rows.any.end - first_key, Config::kKeys) + 15) / 16;
+      float scores[Config::kKeys / 8][4], factor[2];
+      score<T, Config, kDim>(tiles[0], s.query, query, first_block, last_block, scores);
+      if (options) apply_options<Config>(p, rows, s.scale[stage][0], first_key, scale, scores);
+      if (first_key < rows.all.begin || first_key + Config::kKeys > rows.all.end) {
+        mask_scores<Config>(rows, first_key, scores);
+      }
+      weigh<Config>(options ? kLog2E : scale * kLog2E, rows, scores, factor);
+      if (p.op.v_scale.per_token()) scale_weights<Config>(s.scale[stage][1], rows, scores, factor);
+      accumulate<T, Config, kDim>(tiles[1], scores, factor, first_block, last_block, rows);
+    }
+    store_offset<Config>(p, page, kv_head, stage, s);
+    if (token_scales) store_scale<Config>(next_scale, 1 - stage, s);
+  }
+}
+
+// grid [at most num_tiles * num_kv_heads]
+template <class T, bool kFp8, int kDim>
+__global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kThreads, PagedPrefillConfig<kDim, kFp8>::kMinBlocks)
+    paged_prefill_kernel(const __grid_constant__ PagedPrefillParams p) {
+  using Config = PagedPrefillConfig<kDim, kFp8>;
+  extern __shared__ __align__(128) char shared_bytes[];
+  auto& s = *reinterpret_cast<PagedPrefillShared<kDim, kFp8>*>(shared_bytes);
+
+  const int64_t num_items = p.num_tiles * p.op.cache.num_kv_heads;
+  for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
+    const int kv_head = static_cast<int>(item / p.num_tiles);
+    const QueryTile tile = find_tile<Config::kRows>(p, item - kv_head * p.num_tiles);
+    if (tile.num_rows == 0) continue;
+    const int32_t seq_len = p.op.seq_lens[tile.sequence];
+    load_queries<Config>(p, tile, kv_head, s);
+    WarpRows<kDim> rows;
+    start_rows<Config>(p, tile, seq_len, s, rows);
+    const int64_t before = seq_len - tile.query_len;
+    const KeyRange keys = {visible_keys(before + s.row_token[0], p.window, seq_len).begin,
+                           visible_keys(before + s.row_token[tile.num_rows - 1], p.window, seq_len).end};
+    if (keys.begin < keys.end) attend_keys<T, kFp8, kDim, Config>(p, tile, kv_head, keys, rows, s);
+    cp_async_wait<0>();
+    __syncthreads();  // the queries have arrived everywhere before results take their place
+    finish_rows<T, Config>(p, tile, kv_head, rows, s);
+    __syncwarp();
+    store_rows<Config>(p, tile, s);
+    __syncthreads();
+  }
+}
+
+}  // namespace pagedkern

@@ -1,0 +1,146 @@
+// Queries, keys, values and per-token scales to shared memory.
+#pragma once
+
+#include "arch/convert.cuh"
+#include "paged_prefill/tile.cuh"
+
+namespace pagedkern {
+
+// Token and head of every row of the tile, and its query rows; zeros in rows there are not and behind head_dim.
+template <class Config, class Shared>
+static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
+                                                    Shared& s) {
+  constexpr int kPieces = Config::kPieces;
+  if (threadIdx.x < Config::kRows) {
+    const int64_t row = tile.first_row + threadIdx.x;
+    const int64_t token = row / p.group;
+    s.row_token[threadIdx.x] = static_cast<int32_t>(token);
+    s.row_head[threadIdx.x] = kv_head * p.group + static_cast<int32_t>(row - token * p.group);
+  }
+  __syncthreads();
+  const auto* query = static_cast<const uint16_t*>(p.op.query) + tile.first_token * p.op.query_stride_token;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Config::kRows * kPieces; i += Config::kThreads) {
+    const int row = i / kPieces, piece = i - row * kPieces;
+    const int bytes = row < tile.num_rows ? p.op.cache.head_dim * 2 - piece * 16 : 0;
+    const int64_t offset =
+        bytes <= 0 ? 0
+                   : s.row_token[row] * p.op.query_stride_token + s.row_head[row] * p.op.query_stride_head + piece * 8;
+    copy_piece(s.query + (row * kPieces + swizzle_piece<kPieces>(row, piece)) * 8, query + offset, bytes,
+               p.query_width);
+  }
+  cp_async_commit();
+}
+
+// Which page a key lies on: threads 0..kKeys-1 look up the keys of a tile, the next kKeys their values.
+struct PageLookup {
+  int32_t block = -1;  // -1: no row of the query tile sees the key, so its table entry is not read
+  uint32_t token = 0;  // in the block
+};
+
+template <class Config>
+static __device__ __forceinline__ PageLookup look_up(const PagedPrefillParams& p, int64_t sequence, KeyRange keys,
+                                                     int key_tile) {
+  PageLookup found;
+  const int key = key_tile * Config::kKeys + threadIdx.x % Config::kKeys;
+  if (threadIdx.x < 2 * Config::kKeys && key >= keys.begin && key < keys.end) {
+    const uint32_t page = static_cast<uint32_t>(key) / p.block_size;
+    found.token = static_cast<uint32_t>(key) - page * p.block_size;
+    found.block = p.op.block_table[sequence * p.op.block_table_stride + page];
+  }
+  return found;
+}
+
+template <class Config, class Shared>
+static __device__ __forceinline__ void store_offset(const PagedPrefillParams& p, const PageLookup& found, int kv_head,
+                                                    int buffer, Shared& s) {
+  if (threadIdx.x >= 2 * Config::kKeys) return;
+  const int side = threadIdx.x / Config::kKeys;
+  const PagedCache& cache = side == 0 ? p.op.key_cache : p.op.value_cache;
+  s.row_offset[buffer][side][threadIdx.x % Config::kKeys] =
+      found.block < 0 ? -1 : cache.offset(found.block, found.token, kv_head);
+}
+
+// The key's k_scale or v_scale where that is per token; 0 for keys nobody sees.
+template <class Config>
+static __device__ __forceinline__ float load_scale(const PagedPrefillParams& p, const PageLookup& found, int kv_head) {
+  const KvScale& scale = threadIdx.x < Config::kKeys ? p.op.k_scale : p.op.v_scale;
+  return found.block < 0 || !scale.per_token() ? 0.0f : scale.data[scale.offset(found.block, found.token, kv_head)];
+}
+
+template <class Config, class Shared>
+static __device__ __forceinline__ void store_scale(float scale, int buffer, Shared& s) {
+  if (threadIdx.x < 2 * Config::kKeys)
+    s.scale[buffer][threadIdx.x / Config::kKeys][threadIdx.x % Config::kKeys] = scale;
+}
+
+// Starts the copies of a tile whose offsets are in `buffer`. Rows nobody sees and columns behind head_dim become zeros.
+template <class Config, bool kFp8, class Shared>
+static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, int buffer, int stage, Shared& s) {
+  using Element = std::conditional_t<kFp8, uint8_t, uint16_t>;
+  constexpr int kElements = 16 / sizeof(Element);
+  constexpr int kRowPieces = Config::kPieces * sizeof(Element) / 2;
+  const int row_bytes = p.op.cache.head_dim * sizeof(Element);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const auto* cache = static_cast<const Element*>(side == 0 ? p.op.key_cache.data : p.op.value_cache.data);
+    const int64_t* offsets = s.row_offset[buffer][side];
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Config::kKeys * kRowPieces; i += Config::kThreads) {
+      const int row = i / kRowPieces, piece = i - row * kRowPieces;
+      const int64_t offset = offsets[row];
+      const int bytes = offset < 0 ? 0 : row_bytes - piece * 16;
+      const Element* source = cache + (bytes <= 0 ? 0 : offset + piece * kElements);
+      if constexpr (kFp8) {
+        copy_piece(s.codes[stage][side] + i * kElements, source, bytes, p.cache_width);
+      } else {
+        const int place = row * kRowPieces + swizzle_piece<kRowPieces>(row, piece);
+        copy_piece(s.tiles[stage][side] + place * kElements, source, bytes, p.cache_width);
+      }
+    }
+  }
+}
+
+// Eight FP8 codes to eight elements of T, exactly.
+template <class T, bool kE5M2>
+static __device__ __forceinline__ uint4 decode8(uint2 codes) {
+  const uint32_t words[2] = {codes.x, codes.y};
+  uint32_t out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto two = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
+    out[i] = kE5M2 ? e5m2x2_to_f16x2(two) : e4m3x2_to_f16x2(two);
+    if constexpr (!std::is_same_v<T, __half>) {
+      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&out[i]));
+      out[i] = pack2<T>(wide.x, wide.y);
+    }
+  }
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+template <class Config, class T, bool kE5M2, class Shared>
+static __device__ __forceinline__ void decode_codes(int stage, Shared& s) {
+  constexpr int kPieces = Config::kPieces;
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Config::kKeys * kPieces; i += Config::kThreads) {
+      const int row = i / kPieces, piece = i - row * kPieces;
+      const uint2 codes = *reinterpret_cast<const uint2*>(s.codes[stage][side] + i * 8);
+      const int place = row * kPieces + swizzle_piece<kPieces>(row, piece);
+      *reinterpret_cast<uint4*>(s.tiles[0][side] + place * 8) = decode8<T, kE5M2>(codes);
+    }
+  }
+}
+
+// The FP8 codes of a stage as 16-bit elements in tiles[0].
+template <class Config, class T, class Shared>
+static __device__ __forceinline__ void decode_tile(bool e5m2, int stage, Shared& s) {
+  if (e5m2) {
+    decode_codes<Config, T, true>(stage, s);
+  } else {
+    decode_codes<Config, T, false>(stage, s);
+  }
+}
+
+}  // namespace pagedkern

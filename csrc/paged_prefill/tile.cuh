@@ -1,0 +1,99 @@
+// Which rows a block has, and the 16-byte pieces its tiles are made of.
+#pragma once
+
+#include "arch/cp_async.cuh"
+#include "arch/ldmatrix.cuh"
+#include "paged_prefill/config.h"
+#include "paged_prefill/params.h"
+
+namespace pagedkern {
+
+// Piece `piece` (16 bytes) of row `row` of a tile whose rows have kPieces pieces stands at this piece. Eight rows of
+// one piece, and eight neighbours of one row, lie in eight different 16-byte columns of the 128 bytes of the banks.
+template <int kPieces>
+static __device__ __forceinline__ int swizzle_piece(int row, int piece) {
+  if constexpr (kPieces % 8 == 0) return piece ^ (row & 7);
+  static_assert(kPieces % 4 == 0);
+  return piece ^ ((row >> 1) & 3);  // rows are an odd number of half bank widths apart
+}
+
+// One 16-byte piece to shared memory: `bytes` of it (a multiple of 8 elements, 0 or less: none) from `source`, zeros
+// behind. `width` is the access that every piece of the tensor allows.
+template <class Element>
+static __device__ __forceinline__ void copy_piece(void* shared, const Element* source, int bytes, int width) {
+  const uint32_t address = shared_address(shared);
+  if (width == 16) {
+    cp_async<16>(address, source, bytes > 0 ? (bytes < 16 ? bytes : 16) : 0);
+  } else if (width == 8) {
+    cp_async<8>(address, source, bytes >= 8 ? 8 : 0);
+    cp_async<8>(address + 8, reinterpret_cast<const char*>(source) + 8, bytes >= 16 ? 8 : 0);
+  } else {
+    constexpr int kCount = 16 / sizeof(Element);
+    alignas(16) Element elements[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      elements[i] = i * static_cast<int>(sizeof(Element)) < bytes ? source[i] : Element{0};
+    }
+    *reinterpret_cast<uint4*>(shared) = *reinterpret_cast<const uint4*>(elements);
+  }
+}
+
+// Up to kRows rows of one sequence; row r is query token r / group of the sequence, query head r % group of the KV
+// head. Tiles start at the sequence's own first row, so that what is in one depends on its sequence alone.
+struct QueryTile {
+  int64_t sequence;
+  int64_t first_token;  // of the sequence, in query
+  int64_t first_row;    // of the tile, in the sequence
+  int32_t query_len;
+  int32_t num_rows;  // 0: nothing to do
+};
+
+template <int kRows>
+static __device__ __forceinline__ int64_t tiles_before(const PagedPrefillParams& p, int64_t sequence) {
+  return p.op.cu_seqlens_q[sequence] * static_cast<int64_t>(p.group) / kRows + sequence;
+}
+
+// The sequence whose tiles begin at or before `tile` and end behind it: sequence i has the tiles from
+// cu_seqlens_q[i] * group / kRows + i on, which leaves room for all of its own. Each step, the lanes of a warp look at
+// 32 sequences.
+template <int kRows>
+static __device__ __forceinline__ int64_t find_sequence(const PagedPrefillParams& p, int64_t tile) {
+  const int lane = threadIdx.x % 32;
+  int64_t first = 0, count = p.op.num_seqs;
+  while (count > 1) {
+    const int64_t step = (count + 31) / 32;
+    const int64_t probe = lane * step;
+    const bool reached = probe < count && tiles_before<kRows>(p, first + probe) <= tile;
+    const int last = __popc(__ballot_sync(0xFFFFFFFFu, reached)) - 1;
+    first += last * step;
+    count = count - last * step < step ? count - last * step : step;
+  }
+  return first;
+}
+
+template <int kRows>
+static __device__ __forceinline__ QueryTile find_tile(const PagedPrefillParams& p, int64_t index) {
+  QueryTile tile = {};
+  int64_t place;  // among the sequence's tiles, the last first: the longest work of a causal mask goes ahead
+  if (p.op.cu_seqlens_q == nullptr) {
+    const int64_t per_sequence = (p.group + kRows - 1) / kRows;
+    tile.sequence = index / per_sequence;
+    tile.first_token = tile.sequence;
+    tile.query_len = 1;
+    place = index - tile.sequence * per_sequence;
+  } else {
+    tile.sequence = find_sequence<kRows>(p, index);
+    tile.first_token = p.op.cu_seqlens_q[tile.sequence];
+    tile.query_len = static_cast<int32_t>(p.op.cu_seqlens_q[tile.sequence + 1] - tile.first_token);
+    place = index - tiles_before<kRows>(p, tile.sequence);
+  }
+  if (tile.query_len < p.op.first_query_len || tile.query_len > p.op.last_query_len) return tile;
+  const int64_t rows = static_cast<int64_t>(tile.query_len) * p.group;
+  const int64_t num_tiles = (rows + kRows - 1) / kRows;
+  if (place >= num_tiles) return tile;
+  tile.first_row = (num_tiles - 1 - place) * kRows;
+  tile.num_rows = static_cast<int32_t>(rows - tile.first_row < kRows ? rows - tile.first_row : kRows);
+  return tile;
+}
+
+}  // namespace pagedkern
