@@ -60,11 +60,11 @@ CUDA = _files(
     "csrc/",
     ".cu",
     """
-    block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache smoke/kernel
-    paged_prefill/instantiations/bf16_64 paged_prefill/instantiations/bf16_96 paged_prefill/instantiations/bf16_128
-    paged_prefill/instantiations/bf16_192 paged_prefill/instantiations/bf16_256 paged_prefill/instantiations/f16_64
-    paged_prefill/instantiations/f16_96 paged_prefill/instantiations/f16_128 paged_prefill/instantiations/f16_192
-    paged_prefill/instantiations/f16_256
+    block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache
+    paged_prefill/instantiations/bf16_128 paged_prefill/instantiations/bf16_192 paged_prefill/instantiations/bf16_256
+    paged_prefill/instantiations/bf16_64 paged_prefill/instantiations/bf16_96 paged_prefill/instantiations/f16_128
+    paged_prefill/instantiations/f16_192 paged_prefill/instantiations/f16_256 paged_prefill/instantiations/f16_64
+    paged_prefill/instantiations/f16_96 smoke/kernel
     """,
 )
 # Which kernel takes a call, and where in it: plain C++, linked wherever the kernels are.

@@ -14,11 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 OP_LIBRARY = ROOT / "pagedkern" / "libpagedkern_ops.so"
 
 VECTOR_LOAD, VECTOR_STORE = r"LDG\S*\.128\b", r"STG\S*\.128\b"
+COPY_16, MATRIX_LOAD = r"LDGSTS\S*\.128\b", r"LDSM\S*\.MT88\.4\b"
 # Part of a kernel's mangled name -> (most registers a thread may use, instructions that must be found).
 GATES = {
     "smoke_add_kernel": (40, [VECTOR_LOAD, VECTOR_STORE]),
     "copy_blocks_kernel": (64, []),
     "copy_blocks_kernelILi16E": (64, [VECTOR_LOAD, VECTOR_STORE]),
+    "paged_prefill_kernel": (255, [COPY_16, MATRIX_LOAD]),
+    "paged_prefill_kernelI13__nv_bfloat16": (255, [r"HMMA\.16816\.F32\.BF16"]),
+    "paged_prefill_kernelI6__half": (255, [r"HMMA\.16816\.F32\b"]),
     "reshape_and_cache_kernel": (40, []),
     "reshape_and_cache_kernelINS_7CopyRowILi16E": (40, [VECTOR_LOAD, VECTOR_STORE]),
 }

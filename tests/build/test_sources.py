@@ -20,7 +20,7 @@ def test_every_source_is_listed_once():
 
 def test_lists_are_sorted():
     setup = lists()
-    for name in ("BINDINGS", "CPU", "CPU_SIMD", "CUDA", "VGPU", "VGPU_FAMILIES", "VGPU_RUNTIME"):
+    for name in ("BINDINGS", "CPU", "CPU_SIMD", "CUDA", "CUDA_DISPATCH", "VGPU", "VGPU_FAMILIES", "VGPU_RUNTIME"):
         assert setup[name] == sorted(setup[name]), name
 
 

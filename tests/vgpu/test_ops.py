@@ -48,7 +48,6 @@ def test_every_op_is_there_and_says_where_it_has_no_kernel(ops):
         "rope_reshape_and_cache": (
             rows.clone(), rows, rows.clone(), key, value, torch.arange(3), torch.randn(9, 64), torch.arange(3)
         ),
-        "paged_attention": (rows.clone(), rows, key, value, table, lens, cu, 3, 3, 0.125),
         "merge_attention_states": (rows.clone(), None, rows, torch.zeros(3, 2), rows, torch.zeros(3, 2)),
         "gather_cache": (rows, rows.clone(), key, value, table, lens, cu),
     }  # fmt: skip
