@@ -19,6 +19,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cases(list): run the test for each of the cases that the backend can take")
+    config.addinivalue_line("markers", "one_order: of the virtual GPU's orders one will do: the case list has them all")
     config.addinivalue_line("markers", "ops(*names): the ops a test calls, for backends that do not have all of them")
 
 
@@ -45,6 +46,15 @@ def needed_ops(item) -> set[str]:
     return {*(marker.args if marker else ()), *([op] if isinstance(op, str) else ())}
 
 
+def takes_order(item, backend, params) -> bool:
+    """Tests marked one_order run in the last order; the random cases are shared out among the orders."""
+    orders = [b.name for b in BACKENDS if b.order is not None]
+    if item.get_closest_marker("one_order"):
+        return backend.name == orders[-1]
+    seed = params.get("random_seed", orders.index(backend.name))
+    return seed % len(orders) == orders.index(backend.name)
+
+
 def runs_here(item) -> bool:
     """Whether the backend of a test has all it needs."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -55,9 +65,13 @@ def runs_here(item) -> bool:
         return False  # none of the cases is for any of the backends
     if backend.ops is None:
         return True
+    if backend.order is not None and not takes_order(item, backend, params):
+        return False
     if hasattr(params.get("case"), "op_name"):
         return backend.takes(params["case"])
-    if params.get("dtype") == torch.float32 and not backend.float32:
+    options = params.get("options")
+    dtype = options.get("dtype") if isinstance(options, dict) else params.get("dtype")
+    if dtype == torch.float32 and not backend.float32:
         return False
     names = needed_ops(item)
     return bool(names) and backend.has(names)

@@ -42,6 +42,7 @@ def test_slots_beyond_2_31_elements(backend, caches, slot_dtype):
         assert not as_bytes(cache)[0].any(), "block 0 was written"
 
 
+@pytest.mark.ops("reshape_and_cache", "paged_attention", "gather_cache")
 def test_attention_and_gather_beyond_2_31_elements(backend, caches):
     table = torch.tensor([[131072, 131073]], dtype=torch.int32)
     for cache in caches:
@@ -73,6 +74,7 @@ def test_copies_beyond_2_31_elements(backend, caches):
     compare.assert_same_bytes(as_bytes(caches[1])[131073], as_bytes(small)[2], "swapped in")
 
 
+@pytest.mark.ops("reshape_and_cache", "paged_attention")
 def test_strides_beyond_2_31_elements_between_heads_and_tokens(backend):
     """Three heads, tokens or blocks 2^30 elements apart, in one lazily committed allocation."""
     far = 2**30
@@ -90,11 +92,13 @@ def test_strides_beyond_2_31_elements_between_heads_and_tokens(backend):
         compare.assert_close(out, -rows.double().mean(0, keepdim=True), BF16)
 
 
+@pytest.mark.one_order
+@pytest.mark.ops("reshape_and_cache", "paged_attention", "gather_cache", "merge_attention_states", "copy_blocks")
 def test_more_rows_than_a_grid_dimension_holds(backend):
     """70,000 sequences, tokens, rows and pairs."""
     count = 70_000
-    cache = torch.zeros(count, 1, 1, 8)
-    rows = torch.randn(count, 1, 8)
+    cache = torch.zeros(count, 1, 1, 8, dtype=BF16)
+    rows = torch.randn(count, 1, 8).to(BF16)
     backend.op("reshape_and_cache")(rows, rows, cache, values := torch.zeros_like(cache), torch.arange(count))
     assert torch.equal(cache[:, 0], rows) and torch.equal(values[:, 0], rows)
     order = torch.randperm(count)
@@ -109,7 +113,7 @@ def test_more_rows_than_a_grid_dimension_holds(backend):
         out, None, out, lse, torch.zeros_like(out), torch.full_like(lse, -float("inf"))
     )
     assert torch.equal(out, rows[order])
-    target = torch.zeros(2 * count, 1, 1, 8)
+    target = torch.zeros(2 * count, 1, 1, 8, dtype=BF16)
     target[:count] = cache
     pairs = torch.stack([torch.arange(count), order + count], 1)
     backend.op("copy_blocks")([target], [target.clone()], pairs)

@@ -5,6 +5,7 @@ A failure names the case; rerun it alone with -k "seed_<n>]".
 
 import random
 
+import pytest
 import torch
 
 from pagedkern.testing.cache_cases import MergeCase, WriteCase
@@ -133,6 +134,7 @@ def random_merge(seed: int) -> MergeCase:
     )
 
 
+@pytest.mark.ops("paged_attention")
 def test_attention(backend, random_seed):
     case = random_attention(random_seed)
     try:

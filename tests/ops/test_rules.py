@@ -66,6 +66,7 @@ def refill_dead(inputs: AttentionInputs, byte: int) -> None:
                 inputs.block_table[seq, column] = (column + byte) % inputs.cache.key.size(0) if byte < 0x7E else -byte
 
 
+@pytest.mark.one_order
 @by_name(RULE_CASES)
 def test_rule_2_what_no_row_sees_cannot_change_a_bit(backend, case):
     assert case.cache_layout in ("NHD", "HND"), "refill_dead takes K and V apart"
@@ -79,6 +80,8 @@ def test_rule_2_what_no_row_sees_cannot_change_a_bit(backend, case):
         compare.assert_same_bytes(other.lse.view, first.lse.view, f"lse with dead bytes {byte:#x}")
 
 
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
 @pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("q_len", [1, 5])
 @pytest.mark.parametrize("dtype", [BF16, FP32, FP16], ids=str)
@@ -100,6 +103,8 @@ def test_rule_3_minus_infinity_is_a_score_like_any_other(backend, dtype, q_len, 
     compare.assert_lse_close(lse[judged], expected_lse[judged])
 
 
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_rule_3_far_apart_scores_do_not_overflow(backend, dtype, scale):
@@ -149,6 +154,8 @@ def transplant(alone: AttentionInputs, batch: AttentionInputs, seq: int) -> None
             setattr(batch, name, old)
 
 
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
 @pytest.mark.parametrize("options", ALONE_OPTIONS, ids=lambda o: "-".join(o) or "plain")
 @pytest.mark.parametrize("num_splits", [1, 2, 5])
 @pytest.mark.parametrize("q_len,seq_len", [(1, 333), (1, 17), (4, 130), (33, 70)])
@@ -173,6 +180,8 @@ def test_rule_5_a_row_depends_on_its_own_sequence_alone(backend, q_len, seq_len,
             compare.assert_same_bytes(got, wanted, f"{what} at place {place} of {count + 1}")
 
 
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_rule_5_decode_without_cu_seqlens_is_the_same(backend, num_splits):
     case = AttentionCase("decode", (333, 5, 64), num_splits=num_splits)
@@ -183,6 +192,7 @@ def test_rule_5_decode_without_cu_seqlens_is_the_same(backend, num_splits):
     compare.assert_same_bytes(ragged.lse.view, plain.lse.view, "lse")
 
 
+@pytest.mark.one_order
 @by_name(RULE_CASES)
 def test_rule_5_threads_and_repetition_change_nothing(backend, case):
     case = replace(case, num_splits=case.num_splits or 1)
@@ -196,11 +206,13 @@ def test_rule_5_threads_and_repetition_change_nothing(backend, case):
         compare.assert_same_bytes(other.lse.view, results[0].lse.view, "lse")
 
 
+@pytest.mark.one_order
 @by_name(RULE_CASES)
 def test_rule_7_upper_bounds_may_exceed_the_truth(backend, case):
     judge_attention(backend, replace(case, bound_slack=3000, workspace=True))
 
 
+@pytest.mark.ops("paged_attention", "reshape_and_cache")
 def test_rule_11_padding_rows_are_not_touched(backend):
     judge_attention(backend, replace(MIX, padding_rows=40))
     rows = torch.full((9, 2, 64), math.nan).bfloat16()
