@@ -138,16 +138,16 @@ def test_a_copy_is_done_before_the_row_is_swapped_out():
 
 def test_a_prefill_that_takes_the_blocks_of_a_decode_takes_it_out_of_the_step():
     """The second choice of a has no row until the first has ended; by then b is decoding."""
-    engine = FakeEngine(num_blocks=28, block_size=1, max_num_seqs=2, budget=8, prefix_caching=False)
+    engine = FakeEngine(num_blocks=27, block_size=1, max_num_seqs=2, budget=8, prefix_caching=False)
     first = engine.request("a", list(range(20)), n=2, max_tokens=2)
-    engine.request("b", [1, 2, 3], max_tokens=25)
+    engine.request("b", [1, 2, 3], max_tokens=24)
     preempted = 0
     while engine.has_unfinished():
         engine.step()
         engine.check()
         waiting = [r.request_id for r in engine.scheduler.waiting]
         preempted += waiting == ["b"] and bool(engine.outputs["b"].outputs[0].token_ids)
-    assert preempted and first.finished and len(engine.outputs["b"].outputs[0].token_ids) == 25
+    assert preempted and first.finished and len(engine.outputs["b"].outputs[0].token_ids) == 24
 
 
 # ---- The prefix cache.
