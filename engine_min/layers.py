@@ -32,6 +32,7 @@ class Linear:
         usable = int4 is not None and weight.dtype == torch.bfloat16 and weight.size(0) % INT4_ROW_MULTIPLE == 0
         self.int4 = _pack_int4(*int4) if usable else None
         self.packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed &= weight.dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

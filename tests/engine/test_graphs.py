@@ -48,6 +48,15 @@ def test_no_bucket_is_larger_than_the_buffers(path, make_llm):
     assert max(llm.runner.graphs.sizes) == 20 == llm.runner._seq_lens.device.size(0)
 
 
+def test_recording_touches_no_page(path, make_llm):
+    """Field case 28: what a GPU runs to warm up and capture has neither keys nor slots."""
+    llm = make_llm(path, max_num_seqs=16)
+    llm.kv_cache.storage.fill_(float("nan"))
+    for size in llm.runner.graphs.sizes:
+        assert llm.runner.graphs.replay(size).isfinite().all()
+    assert llm.kv_cache.storage.isnan().all()
+
+
 def test_padding_writes_nowhere(path, make_llm):
     """Field case 27: three requests in a bucket of four, the first of them owner of block 0 and its slot 0."""
     llm = make_llm(path, max_num_seqs=16, block_size=4)
