@@ -82,9 +82,10 @@ class Attention:
         scale = config.head_dim**-0.5
         # (scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, k_scale, v_scale, lse, num_splits,
         # workspace)
+        windows = config.sliding_windows or [None] * config.num_layers
         self._options = [
-            (scale, True, -1, -1, 0.0, None, None, k_scale, v_scale, None, 0, workspace)
-            for k_scale, v_scale in kv_cache.scales
+            (scale, True, (window or 0) - 1, -1, 0.0, None, None, k_scale, v_scale, None, 0, workspace)
+            for window, (k_scale, v_scale) in zip(windows, kv_cache.scales, strict=True)
         ]
 
     def begin(self, batch: BatchMetadata) -> None:

@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int = 256) -> None:
     parser.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="processes that share the model")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--num-blocks", type=int)
@@ -66,10 +67,20 @@ def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int = 256
 
 
 def _load(args: argparse.Namespace, **options):
-    from engine_min import LLM
+    from engine_min.launch import launch
 
-    names = ("dtype", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    return LLM(args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names}, **options)
+    names = (
+        "tensor_parallel_size",
+        "dtype",
+        "block_size",
+        "num_blocks",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    )
+    return launch(
+        args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names}, **options
+    )
 
 
 def serve_command(args: argparse.Namespace) -> int:
@@ -84,7 +95,7 @@ def serve_command(args: argparse.Namespace) -> int:
 def bench_command(args: argparse.Namespace) -> int:
     from engine_min import batching
 
-    llm = _load(args)
+    llm = _load(args, enable_prefix_caching=False)  # or the second run would find the prompts of the first
     vocab = llm.model_config.vocab_size
     jobs = {} if args.skip_example else {"four requests": batching.example_jobs(vocab)}
     jobs[f"{args.requests} requests"] = batching.trace_jobs(vocab, args.requests, args.longest)

@@ -6,7 +6,15 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROPE_TYPES = ("default", "linear", "llama3", "factors")
+from engine_min.rope import RopeConfig, rope_from_hf, yarn_attention_factor
+
+# What a config.json may leave out because transformers has a default for it.
+_FAMILIES = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"max_position_embeddings": 32768},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32768, "head_dim": 128},
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class EngineConfig:
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    tensor_parallel_size: int = 1  # processes that share the model, each with a part of every layer
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     enforce_eager: bool = False  # no recorded decode steps
@@ -44,7 +53,14 @@ class EngineConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
-        for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        for name in (
+            "block_size",
+            "num_blocks",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
@@ -64,21 +80,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class RopeConfig:
-    theta: float
-    rotary_dim: int
-    type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.type not in ROPE_TYPES:
-            raise ValueError(f"rope type {self.type!r} is not supported, expected one of {', '.join(ROPE_TYPES[:-1])}")
-
-
-@dataclass(frozen=True)
 class ModelConfig:
     architecture: str
     vocab_size: int
@@ -92,8 +93,11 @@ class ModelConfig:
     max_position: int
     rope: RopeConfig
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
+    attention_bias: bool = False  # of queries, keys and values
+    output_bias: bool = False  # of the attention's output
     mlp_bias: bool = False
+    qk_norm: bool = False  # every head's query and key are normalised before they are rotated
+    sliding_windows: tuple[int | None, ...] = ()  # per layer, where any layer has one
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
@@ -112,12 +116,14 @@ def model_config_from_hf(path: Path) -> ModelConfig:
         raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
+    architecture = (config.get("architectures") or ["LlamaForCausalLM"])[0]
+    config = _FAMILIES.get(architecture, {}) | config
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     max_position = config.get("max_position_embeddings", 2048)
-    architectures = config.get("architectures") or ["LlamaForCausalLM"]
+    is_qwen2, bias = architecture == "Qwen2ForCausalLM", config.get("attention_bias") or False
     return ModelConfig(
-        architecture=architectures[0],
+        architecture=architecture,
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
@@ -127,12 +133,32 @@ def model_config_from_hf(path: Path) -> ModelConfig:
         head_dim=head_dim,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         max_position=max_position,
-        rope=_rope_from_hf(config, head_dim, max_position),
+        rope=rope_from_hf(config, head_dim, max_position),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
-        attention_bias=config.get("attention_bias", False),
+        attention_bias=is_qwen2 or bias,
+        output_bias=bias and not is_qwen2,
         mlp_bias=config.get("mlp_bias", False),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        sliding_windows=_sliding_windows(config, architecture),
         eos_token_ids=_as_ids(config.get("eos_token_id")) | _as_ids(generation.get("eos_token_id")),
     )
+
+
+def _sliding_windows(config: dict, architecture: str) -> tuple[int | None, ...]:
+    """Mistral has a window in every layer, Qwen in those that layer_types names, or that follow max_window_layers."""
+    num_layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    if architecture.startswith("Qwen") and not config.get("use_sliding_window"):
+        window = None
+    if architecture == "LlamaForCausalLM" or window is None:
+        return ()
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+    if unknown or len(kinds) != num_layers:
+        raise ValueError(f"layer_types is {kinds}, expected {num_layers} of sliding_attention and full_attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _as_ids(value: int | list[int] | None) -> frozenset[int]:
@@ -141,31 +167,14 @@ def _as_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset(value if isinstance(value, list) else [value])
 
 
-def _rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
-    """Old files say rope_theta and rope_scaling {type | rope_type}, new ones put all of it under rope_parameters."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    fraction = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(rope_type, ())
-    missing = [key for key in needed if key not in scaling]
-    if missing:
-        raise ValueError(f"rope scaling of type {rope_type!r} lacks {', '.join(missing)}")
-    return RopeConfig(
-        theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        rotary_dim=int(head_dim * fraction),
-        type=rope_type,
-        factor=float(scaling.get("factor", 1.0)),
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        original_max_position=int(scaling.get("original_max_position_embeddings") or max_position),
-    )
+GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 def model_config_from_gguf(metadata: dict, tensor_names: set[str]) -> ModelConfig:
     """GGUF keeps the same facts under `<architecture>.*`; tied embeddings show by the absence of output.weight."""
     arch = metadata["general.architecture"]
-    if arch != "llama":
-        raise ValueError(f"GGUF architecture {arch!r} is not supported, expected 'llama'")
+    if arch not in GGUF_ARCHITECTURES:
+        raise ValueError(f"GGUF architecture {arch!r} is not supported, expected {', '.join(GGUF_ARCHITECTURES)}")
 
     def get(key: str, default=None):
         value = metadata.get(f"{arch}.{key}", default)
@@ -177,9 +186,10 @@ def model_config_from_gguf(metadata: dict, tensor_names: set[str]) -> ModelConfi
     head_dim = metadata.get(f"{arch}.attention.key_length") or get("embedding_length") // num_heads
     scaling = get("rope.scaling.type", "none")
     rope_type = "factors" if "rope_freqs.weight" in tensor_names else {"none": "default"}.get(scaling, scaling)
+    factor = get("rope.scaling.factor", 1.0)
     eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
     return ModelConfig(
-        architecture="LlamaForCausalLM",
+        architecture=GGUF_ARCHITECTURES[arch],
         vocab_size=metadata.get(f"{arch}.vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
         hidden_size=get("embedding_length"),
         intermediate_size=get("feed_forward_length"),
@@ -193,9 +203,13 @@ def model_config_from_gguf(metadata: dict, tensor_names: set[str]) -> ModelConfi
             theta=get("rope.freq_base", 10000.0),
             rotary_dim=get("rope.dimension_count", head_dim),
             type=rope_type,
-            factor=get("rope.scaling.factor", 1.0),
+            factor=factor,
+            original_max_position=get("rope.scaling.original_context_length", get("context_length")),
+            attention_factor=yarn_attention_factor(factor) if rope_type == "yarn" else 1.0,
         ),
         tie_word_embeddings="output.weight" not in tensor_names,
         attention_bias="blk.0.attn_q.bias" in tensor_names,
+        output_bias="blk.0.attn_output.bias" in tensor_names,
+        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
         eos_token_ids=frozenset(eos),
     )

@@ -15,6 +15,7 @@ from engine_min.kv_cache import KVCache, bytes_per_block, cache_dtype, default_n
 from engine_min.loader import Checkpoint, GGUFCheckpoint, open_checkpoint
 from engine_min.models import model_class
 from engine_min.output_text import OutputText
+from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from engine_min.runner import Runner
 from engine_min.scheduler import Scheduler
@@ -30,6 +31,7 @@ class LLM(EngineCore):
         config = self.config = EngineConfig(model, **options)
         backend = self.backend = resolve_backend(config)
         self.dtype = _resolve_dtype(config.dtype, backend)
+        self.parallel = joined(config.tensor_parallel_size)
         self._progress = progress or (lambda done, total: None)
         checkpoint = open_checkpoint(config.model)
         model_config = self.model_config = checkpoint.config
@@ -49,8 +51,8 @@ class LLM(EngineCore):
         )  # fmt: skip
         scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
         attention = Attention(
-            backend.ops, model_config, self.kv_cache, network.cos_sin_cache, config.max_num_batched_tokens,
-            config.max_num_seqs, self.max_model_len, self.dtype,
+            backend.ops, self.parallel.local(model_config), self.kv_cache, network.cos_sin_cache,
+            config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len, self.dtype,
         )  # fmt: skip
         runner = Runner(
             network, attention, blocks, config.max_num_batched_tokens, self.max_model_len, backend.device,
@@ -62,21 +64,26 @@ class LLM(EngineCore):
 
     def _load(self, checkpoint: Checkpoint):
         return model_class(self.model_config.architecture)(
-            checkpoint, self.max_model_len, self.dtype, self._progress, self.backend.device
+            checkpoint, self.max_model_len, self.dtype, self._progress, self.backend.device, self.parallel
         )
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
-        config, model_config, device = self.config, self.model_config, self.backend.device
+        config, model_config, device = self.config, self.parallel.local(self.model_config), self.backend.device
         dtype = cache_dtype(config.kv_cache_dtype, self.dtype)
         is_fp8 = config.kv_cache_dtype.startswith("fp8")
-        scales = static_scales(config.kv_scales, checkpoint, model_config, device) if is_fp8 else None
+        scales = static_scales(config.kv_scales, checkpoint, self.model_config, device) if is_fp8 else None
+        scales = scales and [tuple(map(self._own_heads, pair)) for pair in scales]
         block_bytes = bytes_per_block(model_config, config.block_size, dtype, is_fp8 and scales is None)
         wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
         num_blocks = config.num_blocks or default_num_blocks(config, model_config, block_bytes, wanted, device)
+        num_blocks = self.parallel.least(num_blocks)
         num_host_blocks = int(config.swap_space_gib * 2**30) // block_bytes
         return KVCache(
             model_config, num_blocks, config.block_size, dtype, device, self.backend.ops, scales, num_host_blocks
         )
+
+    def _own_heads(self, scale: torch.Tensor) -> torch.Tensor:
+        return scale if scale.numel() == 1 else self.parallel.part(scale, 0, scale.size(0))
 
     def reload_weights(self, model: str | None = None) -> None:
         """Loads the weights again, from another checkpoint of the same model if one is given. Nothing computed with the

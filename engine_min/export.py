@@ -39,6 +39,8 @@ def export(model: str, target: Path, dtype: torch.dtype) -> None:
 
 
 def _hf_config(config: ModelConfig, dtype: str) -> dict:
+    if config.architecture != "LlamaForCausalLM":
+        raise ValueError(f"{config.architecture} cannot be exported, expected LlamaForCausalLM")
     if config.rope.type != "default":
         raise ValueError(f"rope type {config.rope.type!r} cannot be exported, expected 'default'")
     eos = sorted(config.eos_token_ids)

@@ -1,13 +1,9 @@
-"""Building blocks of the models: linear layers with packed weights, and the rotary table."""
+"""Building blocks of the models: linear layers with packed weights, norms and activations."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
-
-from engine_min.config import RopeConfig
 
 INT4_GROUP = 32  # weights that share a scale
 INT4_ROW_MULTIPLE = 64  # weight rows that the kernel takes at a time
@@ -80,31 +76,3 @@ _ZERO = torch.zeros(1, dtype=torch.bfloat16)
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
-
-
-def rope_inv_freq(rope: RopeConfig, factors: torch.Tensor | None = None) -> torch.Tensor:
-    """[rotary_dim / 2] float32 angles per position; `factors` are the divisors that a GGUF file may carry."""
-    steps = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
-    inv_freq = 1.0 / (rope.theta**steps)
-    if rope.type == "linear":
-        return inv_freq / rope.factor
-    if rope.type == "factors":
-        return inv_freq / factors.float()
-    if rope.type == "llama3":
-        return _llama3_inv_freq(inv_freq, rope)
-    return inv_freq
-
-
-def _llama3_inv_freq(inv_freq: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Short wavelengths stay, long ones are divided by the factor, those between are blended."""
-    wavelength = 2 * math.pi / inv_freq
-    turns = rope.original_max_position / wavelength
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0, 1)
-    return (1 - blend) * inv_freq / rope.factor + blend * inv_freq
-
-
-def rope_table(inv_freq: torch.Tensor, max_position: int) -> torch.Tensor:
-    """`cos_sin_cache` of the ops: [max_position, rotary_dim] float32, cos first, then sin."""
-    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
-    return torch.cat((angles.cos(), angles.sin()), dim=1)

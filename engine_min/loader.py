@@ -62,6 +62,8 @@ _GGUF_LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
@@ -88,6 +90,8 @@ class GGUFCheckpoint:
         return stored and tuple(self._in_hf_order(name, part) for part in stored)
 
     def _in_hf_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if self.config.architecture != "LlamaForCausalLM":  # the others are stored as they are
+            return tensor
         if ".q_proj." in name:
             return _unpermute(tensor, self.config.num_heads)
         if ".k_proj." in name:

@@ -2,7 +2,8 @@
 
 from engine_min.models.llama import LlamaModel
 
-MODELS = {"LlamaForCausalLM": LlamaModel}
+# The families differ in biases, norms and windows, which their configs say.
+MODELS = dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), LlamaModel)
 
 
 def model_class(architecture: str):

@@ -1,4 +1,4 @@
-"""The Llama family: pre-norm blocks of grouped-query attention and a gated MLP."""
+"""Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -9,68 +9,121 @@ import torch.nn.functional as F
 
 from engine_min.attention import Attention
 from engine_min.config import ModelConfig
-from engine_min.layers import Linear, rms_norm, rope_inv_freq, rope_table, silu_and_mul
+from engine_min.layers import Linear, rms_norm, silu_and_mul
 from engine_min.loader import Checkpoint, Progress, check_names
+from engine_min.parallel import SINGLE, TensorParallel
+from engine_min.rope import rope_inv_freq, rope_table
 
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|self_attn\.([kv]_proj\.)?[kv]_scale$")
 
 
 class LlamaLayer:
-    def __init__(self, index: int, config: ModelConfig, load, load_int4):
+    def __init__(self, index: int, config: ModelConfig, weights: _Weights):
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-
-        def linear(names: list[str], bias: bool) -> Linear:
-            weight = torch.cat([load(name + ".weight") for name in names])
-            biases = torch.cat([load(name + ".bias") for name in names]) if bias else None
-            int4 = [load_int4(name + ".weight") for name in names]
-            fused = None if None in int4 else tuple(map(torch.cat, zip(*int4, strict=True)))
-            return Linear(weight, biases, fused)
-
+        heads, kv_heads, rows = config.num_heads, config.num_kv_heads, config.intermediate_size
+        queries_keys_values = {
+            attention + "q_proj": heads,
+            attention + "k_proj": kv_heads,
+            attention + "v_proj": kv_heads,
+        }
         self.index = index
-        self.input_norm = load(prefix + "input_layernorm.weight")
-        self.qkv = linear([attention + x for x in ("q_proj", "k_proj", "v_proj")], config.attention_bias)
-        self.out = linear([attention + "o_proj"], config.attention_bias)
-        self.post_norm = load(prefix + "post_attention_layernorm.weight")
-        self.gate_up = linear([mlp + "gate_proj", mlp + "up_proj"], config.mlp_bias)
-        self.down = linear([mlp + "down_proj"], config.mlp_bias)
+        self.input_norm = weights.load(prefix + "input_layernorm.weight")
+        self.qkv = weights.linear(queries_keys_values, config.attention_bias)
+        self.head_norms = None
+        if config.qk_norm:
+            self.head_norms = [weights.load(f"{attention}{which}_norm.weight") for which in "qk"]
+        self.out = weights.linear({attention + "o_proj": heads}, config.output_bias, by_input=True)
+        self.post_norm = weights.load(prefix + "post_attention_layernorm.weight")
+        self.gate_up = weights.linear({mlp + "gate_proj": rows, mlp + "up_proj": rows}, config.mlp_bias)
+        self.down = weights.linear({mlp + "down_proj": rows}, config.mlp_bias, by_input=True)
         self.eps = config.rms_norm_eps
+        self.parallel = weights.parallel
+        local = self.parallel.local(config)
+        self.num_heads = (local.num_heads, local.num_kv_heads)
+        self.head_dim = config.head_dim
 
     def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        attended = attention(self.index, self.qkv(rms_norm(x, self.input_norm, self.eps)))
-        x = self.out(attended, residual=x)
-        hidden = silu_and_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps)))
-        return self.down(hidden, residual=x)
+        qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
+        if self.head_norms is not None:
+            self._normalise_heads(qkv)
+        x = self._add(self.out, attention(self.index, qkv), x)
+        return self._add(self.down, silu_and_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps))), x)
+
+    def _add(self, linear: Linear, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """x + linear(hidden), where each process may have a part of the linear's inputs."""
+        if self.parallel.size == 1:
+            return linear(hidden, residual=x)
+        return self.parallel.sum(linear(hidden)).add_(x)
+
+    def _normalise_heads(self, qkv: torch.Tensor) -> None:
+        rows = qkv.view(qkv.size(0), -1, self.head_dim)
+        for part, weight in zip(
+            rows[:, : sum(self.num_heads)].split(self.num_heads, dim=1), self.head_norms, strict=True
+        ):
+            part.copy_(F.rms_norm(part, (self.head_dim,), weight, self.eps))
+
+
+class _Weights:
+    """Reads a checkpoint's tensors, each checked for its shape, and makes linears of this process's part of them."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | None, progress: Progress,
+                 parallel: TensorParallel):  # fmt: skip
+        self.parallel = parallel
+        self._shapes = tensor_shapes(checkpoint.config)
+        self._checkpoint, self._dtype, self._device, self._progress = checkpoint, dtype, device, progress
+        self._done = 0
+
+    def load(self, name: str) -> torch.Tensor:
+        self._done += 1
+        self._progress(self._done, len(self._shapes))
+        tensor = self._checkpoint.tensor(name)
+        if tensor.shape != self._shapes[name]:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self._shapes[name])}")
+        return tensor.to(self._device, self._dtype)
+
+    def linear(self, names: dict[str, int], bias: bool, by_input: bool = False) -> Linear:
+        """One linear of those named, one below the other. The processes share each by its outputs or by its inputs, in
+        so many units; what is cut by its inputs is summed, so one process alone adds the bias."""
+        dim = int(by_input)
+        weight = torch.cat(
+            [self.parallel.part(self.load(f"{name}.weight"), dim, units) for name, units in names.items()]
+        )
+        biases = None
+        if bias:
+            parts = [self.load(f"{name}.bias") for name in names]
+            if not by_input:
+                parts = [self.parallel.part(part, 0, units) for part, units in zip(parts, names.values(), strict=True)]
+            biases = torch.cat(parts) if not by_input or self.parallel.rank == 0 else None
+        int4 = [self._int4(f"{name}.weight", dim, units) for name, units in names.items()]
+        return Linear(weight, biases, None if None in int4 else tuple(map(torch.cat, zip(*int4, strict=True))))
+
+    def _int4(self, name: str, dim: int, units: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The weight as it is stored in 4 bits, unless a cut through it would part weights that share a scale."""
+        stored = self._checkpoint.tensor_int4(name) if self._dtype == torch.bfloat16 else None
+        if stored is None or (self.parallel.size > 1 and stored[1].size(dim) % units):
+            return None
+        return tuple(self.parallel.part(tensor, dim, units) for tensor in stored)
 
 
 class LlamaModel:
     def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress,
-                 device: torch.device | None = None):  # fmt: skip
+                 device: torch.device | None = None, parallel: TensorParallel = SINGLE):  # fmt: skip
         config = self.config = checkpoint.config
-        shapes = tensor_shapes(config)
+        self.parallel = parallel
         # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        shapes = tensor_shapes(config)
         check_names(checkpoint.names - tied_head, set(shapes), lambda name: bool(_IGNORED.search(name)))
-        done = 0
-
-        def load(name: str) -> torch.Tensor:
-            nonlocal done
-            done += 1
-            progress(done, len(shapes))
-            tensor = checkpoint.tensor(name)
-            if tensor.shape != shapes[name]:
-                raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shapes[name])}")
-            return tensor.to(device, dtype)
-
-        def load_int4(name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-            return checkpoint.tensor_int4(name) if dtype == torch.bfloat16 else None
-
-        self.embedding = load("model.embed_tokens.weight")
-        self.layers = [LlamaLayer(i, config, load, load_int4) for i in range(config.num_layers)]
-        self.norm = load("model.norm.weight")
-        self.head = Linear(self.embedding if config.tie_word_embeddings else load("lm_head.weight"))
-        factors = load("rope_freqs.weight") if config.rope.type == "factors" else None
-        self.cos_sin_cache = rope_table(rope_inv_freq(config.rope, factors), max_position)
+        weights = _Weights(checkpoint, dtype, device, progress, parallel)
+        self.embedding = weights.load("model.embed_tokens.weight")
+        self.layers = [LlamaLayer(i, config, weights) for i in range(config.num_layers)]
+        self.norm = weights.load("model.norm.weight")
+        head = self.embedding if config.tie_word_embeddings else weights.load("lm_head.weight")
+        self.head = Linear(parallel.vocabulary(head))
+        factors = weights.load("rope_freqs.weight") if config.rope.type == "factors" else None
+        inv_freq = rope_inv_freq(config.rope, factors)
+        self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""
@@ -81,7 +134,8 @@ class LlamaModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] states to [rows, vocab]; the caller picks the rows that sample."""
-        return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps))
+        logits = self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps))
+        return self.parallel.gather(logits, self.config.vocab_size)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -96,13 +150,17 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     attention = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
     attention["o_proj"] = (hidden, q_size)
     gated = {"gate_proj": (mlp, hidden), "up_proj": (mlp, hidden), "down_proj": (hidden, mlp)}
-    parts = [("self_attn", attention, config.attention_bias), ("mlp", gated, config.mlp_bias)]
+    biased = {"o_proj": config.output_bias} | dict.fromkeys(("q_proj", "k_proj", "v_proj"), config.attention_bias)
+    biased |= dict.fromkeys(gated, config.mlp_bias)
     for i in range(config.num_layers):
         prefix = f"model.layers.{i}."
         shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        for part, linears, bias in parts:
+        if config.qk_norm:
+            for which in "qk":
+                shapes[f"{prefix}self_attn.{which}_norm.weight"] = (config.head_dim,)
+        for part, linears in (("self_attn", attention), ("mlp", gated)):
             for name, shape in linears.items():
                 shapes[f"{prefix}{part}.{name}.weight"] = shape
-                if bias:
+                if biased[name]:
                     shapes[f"{prefix}{part}.{name}.bias"] = shape[:1]
     return shapes

@@ -13,7 +13,9 @@ _GAUGES = {  # name: (text, value)
     "kv_blocks_free": ("KV blocks that can be taken", lambda s: s.blocks_free),
     "requests_running": ("requests in the batch", lambda s: s.running),
     "requests_waiting": ("requests in the queue", lambda s: s.waiting),
-    "prefix_cache_hit_ratio": ("share of prompt tokens found cached", lambda s: getattr(s, "prefix_hit_rate", 0.0)),
+    "prefix_cache_hit_ratio": ("share of prompt tokens found cached", lambda s: s.prefix_hit_rate),
+    "kv_blocks_cached": ("free KV blocks whose contents can be found again", lambda s: s.blocks_cached),
+    "requests_swapped": ("requests whose KV blocks are in host memory", lambda s: s.swapped),
 }
 _COUNTERS = {
     "preemptions": ("times a request lost its blocks", lambda s: s.preempted),

@@ -45,13 +45,15 @@ def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 def write_gguf(path, model, kind=None, extra=()):
     config = model.config
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, config.model_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
@@ -67,7 +69,7 @@ def write_gguf(path, model, kind=None, extra=()):
     for name, tensor in model.state_dict().items():
         values = tensor.numpy()
         for heads, part in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):
-            if part in name:
+            if part in name and config.model_type == "llama":
                 values = permute(values, heads)
         for old, new in names.items():
             name = name.replace(old, new)
@@ -173,8 +175,8 @@ def test_rope_factors_of_the_file_divide_the_frequencies(make_llama, make_llm, t
 
 def test_unexpected_tensor_is_named(make_llama, make_llm, tmp_path):
     _, model = make_llama()
-    gguf = write_gguf(tmp_path / "model.gguf", model, extra=[("blk.0.attn_q_norm.weight", np.ones(16, np.float32))])
-    with pytest.raises(ValueError, match="unexpected blk.0.attn_q_norm.weight"):
+    gguf = write_gguf(tmp_path / "model.gguf", model, extra=[("blk.0.attn_sinks.weight", np.ones(16, np.float32))])
+    with pytest.raises(ValueError, match="unexpected blk.0.attn_sinks.weight"):
         make_llm(gguf)
 
 

@@ -137,12 +137,15 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=32)
     args = parser.parse_args()
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    import conftest
+    from checkpoints import write_checkpoint
+    from running import TEMPLATE, RunningServer
+
+    from engine_min import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        conftest.write_checkpoint(Path(folder), chat_template=conftest.TEMPLATE)
+        write_checkpoint(Path(folder), chat_template=TEMPLATE)
         options = dict(dtype="float32", num_blocks=64, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=256)
-        server = conftest.RunningServer(conftest.LLM(folder, **options))
+        server = RunningServer(LLM(folder, **options))
         report = soak(server, args.seconds, args.clients)
         print(server.llm.stats())
         server.close()

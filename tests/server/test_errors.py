@@ -8,7 +8,7 @@ import time
 import openai
 import pytest
 import torch
-from conftest import request
+from running import request
 from scripted import one_hot
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -1,0 +1,110 @@
+"""Starts the processes of a tensor parallel engine, and leads them.
+
+    llm = launch(model, tensor_parallel_size=2, ...)     # then as any LLM, and close() at the end
+
+The leader passes every call on to the others, who make it too: given the same calls, an engine takes the same steps.
+Under torchrun there is no need for this: every process makes an LLM of its own and the same calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from engine_min.engine import LLM, Prompt
+
+_PATIENCE = timedelta(days=365)  # a server may be idle for long
+
+
+def launch(model: str, tensor_parallel_size: int = 1, progress=None, **options) -> LLM:
+    """An LLM whose layers are shared by so many processes: this one, and others that it starts."""
+    if tensor_parallel_size == 1:
+        return LLM(model, progress, **options)
+    options |= {"tensor_parallel_size": tensor_parallel_size}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    followers = [
+        context.Process(target=_follow, args=(rank, store.port, model, options), daemon=True)
+        for rank in range(1, tensor_parallel_size)
+    ]
+    for follower in followers:
+        follower.start()
+    return LeadingLLM(store, followers, model, progress, options)
+
+
+def _join(store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
+    """Joins the processes; the group for calls, which are Python objects and stay on the host."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        if torch.cuda.device_count() < size:
+            raise ValueError(f"tensor_parallel_size is {size}, this machine has {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(rank)
+        backend = "nccl"
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    return dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+
+def _follow(rank: int, port: int, model: str, options: dict) -> None:
+    """Makes the leader's calls until it says that there are no more. What fails here fails there, too."""
+    calls = _join(dist.TCPStore("127.0.0.1", port), rank, options["tensor_parallel_size"])
+    with suppress(ValueError, OSError):  # the leader refuses the same, and says so
+        llm = LLM(model, **options)
+        while True:
+            call = [None]
+            dist.broadcast_object_list(call, src=0, group=calls)
+            name, args = call[0]
+            if name is None:
+                break
+            with suppress(Exception):
+                getattr(llm, name)(*args)
+    dist.destroy_process_group()
+
+
+class LeadingLLM(LLM):
+    def __init__(self, store: dist.Store, followers: list, model: str, progress, options: dict):
+        self._store, self._followers = store, followers  # the store lives as long as those it joins
+        self._calls = _join(store, 0, options["tensor_parallel_size"])
+        try:
+            super().__init__(model, progress, **options)
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+        atexit.register(self.close)
+
+    def _tell(self, name: str | None, *args) -> None:
+        dist.broadcast_object_list([(name, args)], src=0, group=self._calls)
+
+    def add_request(self, request_id: str, prompt: Prompt, sampling_params=None, cache_salt: str | None = None):
+        self._tell("add_request", request_id, prompt, sampling_params, cache_salt)
+        return super().add_request(request_id, prompt, sampling_params, cache_salt)
+
+    def step(self):
+        self._tell("step")
+        return super().step()
+
+    def abort(self, request_id: str) -> bool:
+        self._tell("abort", request_id)
+        return super().abort(request_id)
+
+    def fork(self, request_id: str, n: int):
+        self._tell("fork", request_id, n)
+        return super().fork(request_id, n)
+
+    def reload_weights(self, model: str | None = None) -> None:
+        self._tell("reload_weights", model)
+        super().reload_weights(model)
+
+    def close(self) -> None:
+        """Ends the other processes."""
+        atexit.unregister(self.close)
+        self._tell(None)
+        for follower in self._followers:
+            follower.join()
+        dist.destroy_process_group()

@@ -1,0 +1,84 @@
+"""Tensor parallelism: each of several processes holds a part of every layer's heads and of its MLP.
+
+Queries, keys, values, gate and up are cut by their outputs, the two linears after them by their inputs, so that one sum
+over the processes ends each half of a layer. The head is cut by the vocabulary, and its logits are gathered: every
+process has them all, draws the same tokens and takes the same steps, and none has to be told what the others decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from engine_min.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    rank: int = 0
+    size: int = 1
+
+    def local(self, config: ModelConfig) -> ModelConfig:
+        """The config of this process's part. KV heads that are fewer than the processes are kept by several of them."""
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        if heads % self.size or (kv_heads % self.size and self.size % kv_heads) or config.intermediate_size % self.size:
+            raise ValueError(
+                f"{heads} query heads, {kv_heads} key/value heads and {config.intermediate_size} MLP rows cannot be "
+                f"shared by {self.size} processes (tensor_parallel_size)"
+            )
+        return replace(config, num_heads=heads // self.size, num_kv_heads=max(1, kv_heads // self.size))
+
+    def part(self, tensor: torch.Tensor, dim: int, units: int) -> torch.Tensor:
+        """This process's share of a dimension that consists of so many units (heads, or rows)."""
+        if self.size == 1:
+            return tensor
+        step = tensor.size(dim) // units
+        count = max(1, units // self.size)
+        return tensor.narrow(dim, self.rank * units // self.size * step, count * step)
+
+    def vocabulary(self, weight: torch.Tensor) -> torch.Tensor:
+        """This process's rows of the head, filled up to an equal number for each."""
+        if self.size == 1:
+            return weight
+        rows = -(-weight.size(0) // self.size)
+        own = weight[self.rank * rows : (self.rank + 1) * rows]
+        return torch.nn.functional.pad(own, (0, 0, 0, rows - own.size(0)))
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        if self.size > 1:
+            dist.all_reduce(partial)
+        return partial
+
+    def gather(self, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """[rows, own part] of every process to [rows, vocab]."""
+        if self.size == 1:
+            return logits
+        parts = [torch.empty_like(logits) for _ in range(self.size)]
+        dist.all_gather(parts, logits.contiguous())
+        return torch.cat(parts, dim=1)[:, :vocab_size]
+
+    def least(self, value: int) -> int:
+        """The smallest of the processes' values: what all of them can do."""
+        if self.size == 1:
+            return value
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        least = torch.tensor(value, device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+
+SINGLE = TensorParallel()
+
+
+def joined(size: int) -> TensorParallel:
+    """This process's place among those that torch.distributed has joined."""
+    if size == 1:
+        return SINGLE
+    if not dist.is_initialized() or dist.get_world_size() != size:
+        raise ValueError(
+            f"tensor_parallel_size is {size}, expected so many processes joined by torch.distributed "
+            "(engine_min.launch starts them)"
+        )
+    return TensorParallel(dist.get_rank(), size)
