@@ -46,6 +46,9 @@ class Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, also where that is only a part of a character."""
         token = self.backend.id_to_token(token_id)

@@ -72,6 +72,7 @@ class Job:
     prompts: list = field(default_factory=list)  # texts or ids
     messages: list[dict] = field(default_factory=list)
     echo: bool = False
+    only_prompt: bool = False
     top_logprobs: int | None = None  # how many to show; None: no logprobs at all
 
     def token_ids(self, tokenizer: Tokenizer) -> list[list[int]]:
@@ -176,9 +177,13 @@ def _parse_completion(job: Job, body: dict) -> None:
     job.echo = body.get("echo", False)
     job.top_logprobs = body.get("logprobs")
     if job.echo and job.top_logprobs is not None:
-        raise RequestError("echo together with logprobs is not supported", "echo")
+        if job.stream:
+            raise RequestError("echo together with logprobs is not supported in a stream", "echo")
+        job.sampling["prompt_logprobs"] = job.top_logprobs
     if job.max_tokens is None:
         job.max_tokens = DEFAULT_MAX_TOKENS
+    if job.max_tokens == 0 and job.echo and not job.stream:  # the engine draws a token that nobody is shown
+        job.only_prompt, job.max_tokens = True, 1
 
 
 def _parse_chat(job: Job, body: dict) -> None:

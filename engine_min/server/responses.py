@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 
+from engine_min.request import RequestOutput
 from engine_min.server.engine_thread import Stream, Update
 from engine_min.server.protocol import Job
 from engine_min.tokenizer import Tokenizer
@@ -28,14 +29,20 @@ class Responder:
 
     def whole(self, prompts: list[str], streams: list[Stream], updates: list[list[Update]]) -> dict:
         """`updates` holds those of each choice, in order."""
-        choices = [self._choice(i, prompts[i], parts) for i, parts in enumerate(updates)]
-        return self._head | {"object": self._kind, "choices": choices, "usage": usage(streams)}
+        per_prompt = len(updates) // len(streams)
+        choices = [
+            self._choice(i, prompts[i], parts, streams[i // per_prompt].output) for i, parts in enumerate(updates)
+        ]
+        used = usage(streams, count_generated=not self._job.only_prompt)
+        return self._head | {"object": self._kind, "choices": choices, "usage": used}
 
-    def _choice(self, index: int, prompt: str, updates: list[Update]) -> dict:
+    def _choice(self, index: int, prompt: str, updates: list[Update], output: RequestOutput) -> dict:
+        reason = updates[-1].finish_reason
+        if self._job.only_prompt:
+            updates, reason = [], "length"
         text = prompt + "".join(update.text for update in updates)
         payload = {"message": {"role": "assistant", "content": text}} if self._job.is_chat else {"text": text}
-        logprobs = self._logprobs[index].of(updates)
-        reason = updates[-1].finish_reason if updates else "length"
+        logprobs = self._logprobs[index].of(updates, output)
         return {"index": index, **payload, "logprobs": logprobs, "finish_reason": reason}
 
     def first_chunk(self, index: int, prompt: str) -> dict | None:
@@ -66,11 +73,11 @@ class Responder:
         return "chat.completion.chunk" if self._job.is_chat else "text_completion"
 
 
-def usage(streams: list[Stream]) -> dict:
+def usage(streams: list[Stream], count_generated: bool = True) -> dict:
     """A prompt counts once, however many choices it has."""
     outputs = [stream.output for stream in streams]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    generated = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    generated = sum(len(choice.token_ids) for output in outputs for choice in output.outputs) * count_generated
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
@@ -88,15 +95,20 @@ class _Logprobs:
 
     def __init__(self, tokenizer: Tokenizer, job: Job):
         self._bytes_of = tokenizer.token_bytes
+        self._is_special = tokenizer.is_special
         self._count = job.top_logprobs
         self._of = self._chat if job.is_chat else self._completion
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def of(self, updates: list[Update]) -> dict | None:
+    def of(self, updates: list[Update], output: RequestOutput | None = None) -> dict | None:
+        """Of the prompt, too, where the output is given and has them."""
         if self._count is None:
             return None
-        entries = [
+        entries = []
+        if output is not None and output.prompt_logprobs is not None:
+            entries += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        entries += [
             (token, logprobs)
             for update in updates
             for token, logprobs in zip(update.token_ids, update.logprobs, strict=True)
@@ -118,15 +130,20 @@ class _Logprobs:
         raw = self._bytes_of(token)
         return {"token": _as_text(raw), "logprob": max(value, _LOWEST), "bytes": list(raw)}
 
-    def _completion(self, entries: list[tuple[int, dict[int, float]]]) -> dict:
+    def _completion(self, entries: list[tuple[int, dict[int, float] | None]]) -> dict:
+        """The first token of a prompt follows nothing: it has no logprobs. Special tokens are no text."""
         offsets = []
         for token, _ in entries:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._bytes_of(token)))
-        tops = [{_as_text(self._bytes_of(t)): max(v, _LOWEST) for t, v in self._top(lp)} for _, lp in entries]
+            if not self._is_special(token):
+                self._offset += len(self._decoder.decode(self._bytes_of(token)))
+        tops = [
+            logprobs and {_as_text(self._bytes_of(other)): max(v, _LOWEST) for other, v in self._top(logprobs)}
+            for _, logprobs in entries
+        ]
         return {
             "tokens": [_as_text(self._bytes_of(token)) for token, _ in entries],
-            "token_logprobs": [max(logprobs[token], _LOWEST) for token, logprobs in entries],
+            "token_logprobs": [logprobs and max(logprobs[token], _LOWEST) for token, logprobs in entries],
             "top_logprobs": tops if self._count else None,
             "text_offset": offsets,
         }

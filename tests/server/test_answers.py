@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from checkpoints import EOS, token_ids_of
 from scripted import one_hot
 
@@ -129,6 +130,62 @@ def test_echo(server, client):
     assert complete(client, echo=True).choices[0].text == "Hello!"
     assert complete(client, token_ids_of("Hello"), echo=True).choices[0].text == "Hello!"
     assert joined(complete(client, ["one", "two"], echo=True, stream=True)) == [("one!", "stop"), ("two!", "stop")]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 4])
+def test_echo_with_logprobs(make_llm, client, max_tokens):
+    """Field case 41: twice the same, though the second finds the prompt cached; 20 tokens, nothing for the first."""
+    prompt = "twenty bytes of text"
+    options = dict(echo=True, logprobs=3, max_tokens=max_tokens, temperature=0, extra_body={"ignore_eos": True})
+    first, second = (complete(client, prompt, **options) for _ in range(2))
+    (expected,) = make_llm().generate(prompt, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    for answer in (first, second):
+        choice, found = answer.choices[0], answer.choices[0].logprobs
+        shown = expected.outputs[0].token_ids[:max_tokens]
+        assert choice.text.startswith(prompt) and choice.finish_reason == "length"
+        assert answer.usage.completion_tokens == max_tokens and len(found.tokens) == 20 + max_tokens
+        assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+        assert all(value < 0 and len(top) in (3, 4) for value, top in
+                   zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True))  # fmt: skip
+        assert found.text_offset[:20] == list(range(20)) and len(shown) == max_tokens
+    assert first.choices[0].text == second.choices[0].text
+    assert first.choices[0].logprobs.token_logprobs[1:] == pytest.approx(
+        second.choices[0].logprobs.token_logprobs[1:], abs=1e-5
+    )
+
+
+# ---- Several choices (field case 51).
+
+
+def test_choices(server, client):
+    """Flat logits: four different texts, the same four again, in order, and in a stream."""
+    server.script(lambda position, request: torch.zeros(288))
+    options = dict(n=4, seed=5, temperature=1.0, max_tokens=20, extra_body={"ignore_eos": True})
+    texts = [choice.text for choice in complete(client, **options).choices]
+    assert len(set(texts)) == 4
+    assert [choice.text for choice in complete(client, **options).choices] == texts
+    assert [text for text, _ in joined(complete(client, stream=True, **options))] == texts
+    greedy = complete(client, **(options | {"temperature": 0, "n": 2}))
+    assert greedy.choices[0].text == greedy.choices[1].text
+    assert (greedy.usage.prompt_tokens, greedy.usage.completion_tokens) == (5, 40)
+
+
+def test_a_choice_that_ends_early_stops_no_other(server, client):
+    server.script(lambda position, request: one_hot(EOS if request.index == 1 and position > 6 else 65))
+    for answer in (chat(client, n=3, max_tokens=9), complete(client, n=3, max_tokens=9)):
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "stop", "length"]
+    chunks = list(complete(client, ["Hello", "again"], n=3, max_tokens=9, stream=True,
+                           stream_options={"include_usage": True}))  # fmt: skip
+    assert [reason for _, reason in joined(chunks)] == ["length", "stop", "length"] * 2
+    assert chunks[-1].usage.prompt_tokens == 10  # counted once, however many choices
+
+
+def test_cached_tokens_are_told(client):
+    prompt = "a prompt of some length that fills a block or two"
+    first, second = (complete(client, prompt, max_tokens=2).usage for _ in range(2))
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens == len(prompt) // 16 * 16
 
 
 def test_same_seed_same_answer(server, client):
