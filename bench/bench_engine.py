@@ -3,7 +3,7 @@
     python -m bench.bench_engine
     PAGEDKERN_PEER_PYTHON=/path/to/venv/bin/python python -m bench.bench_engine
 
-Each engine runs in a process of its own and decodes greedily: 64 new tokens for 1 and for 16 sequences at a time, the
+Each engine runs in a process of its own and decodes greedily: 64 new tokens for 1, 16 and 64 sequences at a time, the
 best of three rounds after one to warm up, and the time from the start of the process to the first token. Peers run
 under PAGEDKERN_PEER_PYTHON (else this Python); one that is not installed there is left out, and a line says so.
 """
@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 
 NEW_TOKENS = 64
-BATCHES = (1, 16)
+BATCHES = (1, 16, 64)
 ROUNDS = 3
 TOPICS = (
     "rain", "the sea", "old maps", "bread", "a lighthouse", "winter", "clocks", "bees",
     "paper", "stone bridges", "tea", "the moon", "gardens", "trains", "music", "glass",
 )  # fmt: skip
+KINDS = ("short text", "letter", "list of facts", "question")
 ENGINES = {  # name: (process, its argument)
     "engine_min": ("ours", "auto"),
     "engine_min float32": ("ours", "float32"),
@@ -130,8 +131,9 @@ def prepare() -> tuple[str, str, list[list[int]]]:
     if not (directory / "config.json").exists():
         export(str(gguf), directory, torch.float32)
     tokenizer = load_tokenizer(str(gguf), GGUFFile(gguf).metadata)
-    messages = [[{"role": "user", "content": f"Write a short text about {topic}."}] for topic in TOPICS]
-    return str(gguf), str(directory), [tokenizer.apply_chat_template(message) for message in messages]
+    texts = [f"Write a {kind} about {topic}." for kind in KINDS for topic in TOPICS]
+    prompts = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+    return str(gguf), str(directory), prompts
 
 
 def main() -> int:

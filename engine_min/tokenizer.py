@@ -39,9 +39,12 @@ class Tokenizer:
         self._is_byte_level = b"ByteLevel" in backend.decoder.__getstate__() if backend.decoder else False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most."""
+        """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most; a text that begins
+        with one, as a chat template writes it, gets no second."""
         ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._bos_ids + ids if add_special_tokens else ids
+        ids = self._bos_ids + ids if add_special_tokens else ids
+        twice = self.bos_token is not None and ids[:2] == [self.backend.token_to_id(self.bos_token)] * 2
+        return ids[1:] if add_special_tokens and twice else ids
 
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)

@@ -49,6 +49,9 @@ def test_one_beginning_token_either_way():
     expected = tokenizer.encode("hey")
     assert expected[0] == 256 and expected.count(256) == 1
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hey"}]) == expected
+    assert tokenizer.encode("<s>hey") == expected  # a text that has been through the template
+    assert tokenizer.encode("hey", add_special_tokens=False) == expected[1:]
+    assert tokenizer.encode("<s><s>", add_special_tokens=False) == [256, 256]
 
 
 # ---- Streaming (field case 50).
