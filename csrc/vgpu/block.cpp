@@ -18,6 +18,16 @@ u64 mix(u64 x) {
   return x ^ (x >> 31);
 }
 
+// Of a cluster's index in the grid, or of a block's rank in a cluster.
+Dim3 position(u64 index, const Dim3& extent) {
+  return {u32(index % extent.x), u32(index / extent.x % extent.y), u32(index / extent.x / extent.y)};
+}
+
+Dim3 first_block(u64 cluster_index, const LaunchConfig& c) {
+  const Dim3 at = position(cluster_index, {c.grid.x / c.cluster.x, c.grid.y / c.cluster.y, c.grid.z / c.cluster.z});
+  return {at.x * c.cluster.x, at.y * c.cluster.y, at.z * c.cluster.z};
+}
+
 }  // namespace
 
 u32 Block::thread_count() const {
@@ -158,9 +168,9 @@ Cluster::Cluster(const LaunchContext& launch, WorkerContext& worker) : async(*th
 
 void Cluster::start(u64 cluster_index) {
   const LaunchConfig& c = launch_.config;
-  Dim3 clusters{c.grid.x / c.cluster.x, c.grid.y / c.cluster.y, c.grid.z / c.cluster.z};
-  cluster_id = {u32(cluster_index % clusters.x), u32(cluster_index / clusters.x % clusters.y),
-                u32(cluster_index / clusters.x / clusters.y)};
+  const Dim3 first = first_block(cluster_index, c);
+  cluster_id = {first.x / c.cluster.x, first.y / c.cluster.y, first.z / c.cluster.z};
+  index = u32(cluster_index);
   rng_ = mix(launch_.options.seed * 0x100000001b3ull + cluster_index);
   stalled_rounds_ = 0;
   barrier_.arrived = 0;
@@ -172,10 +182,8 @@ void Cluster::start(u64 cluster_index) {
   async.reset(launch_.options.async_completion, launch_.options.check_async, random());
   order_.clear();
   for (u32 k = 0; k < blocks_.size(); ++k) {
-    Dim3 in{k % c.cluster.x, k / c.cluster.x % c.cluster.y, k / c.cluster.x / c.cluster.y};
-    blocks_[k]->start(
-        {cluster_id.x * c.cluster.x + in.x, cluster_id.y * c.cluster.y + in.y, cluster_id.z * c.cluster.z + in.z},
-        worker_);
+    const Dim3 in = position(k, c.cluster);
+    blocks_[k]->start({first.x + in.x, first.y + in.y, first.z + in.z}, worker_);
     for (auto& w : blocks_[k]->warps) order_.push_back(w.get());
   }
 }
@@ -259,6 +267,13 @@ std::string Cluster::actor_name(u32 actor) const {
   std::string text = "warp " + std::to_string(actor % per_block);
   if (blocks_.size() > 1) text += " of the cluster's block " + std::to_string(actor / per_block);
   return text;
+}
+
+std::string Cluster::foreign_name(u32 cluster, u32 actor) const {
+  const u32 per_block = u32(blocks_[0]->warps.size());
+  const Dim3 first = first_block(cluster, launch_.config), in = position(actor / per_block, launch_.config.cluster);
+  return "warp " + std::to_string(actor % per_block) + " of block (" + std::to_string(first.x + in.x) + "," +
+         std::to_string(first.y + in.y) + "," + std::to_string(first.z + in.z) + ")";
 }
 
 void Cluster::arrive(Warp& warp, u32 mask) {

@@ -77,13 +77,15 @@ class Cluster {
   u32 actors() const { return actors_ + 1 + size() * warpgroups(); }
   u32 proxy_actor() const { return actors_; }
   u32 wgmma_actor(u32 rank, u32 warp) const { return actors_ + 1 + rank * warpgroups() + warp / 4; }
-  std::string actor_name(u32 actor) const;  // "warp 3", "warp 1 of block 2 of the cluster"
+  std::string actor_name(u32 actor) const;                 // "warp 3", "warp 1 of block 2 of the cluster"
+  std::string foreign_name(u32 cluster, u32 actor) const;  // of another cluster: "warp 3 of block (0,2,0)"
   const LaunchContext& launch() const { return launch_; }
   u64 random();
   void touch() { ++progress_; }  // something other than a warp moved (an mbarrier phase, a completion)
 
   AsyncEngine async;
   Dim3 cluster_id;
+  u32 index = 0;  // in the grid
 
  private:
   [[noreturn]] void deadlock();

@@ -166,7 +166,9 @@ LaunchReport launch(const Kernel& kernel, const LaunchConfig& config, const std:
   for (const auto& v : kernel.program->variables) {
     if (v->bytes) memory.add(reinterpret_cast<u64>(v->data), v->bytes, v->name, true, v->is_const);
   }
-  memory.begin_launch(options.counters);
+  GlobalOrder order;
+  context.order = &order;
+  memory.begin_launch(options.counters, options.check_races);
 
   u64 clusters = config.grid.count() / config.cluster.count();
   u64 threads = options.threads > 0 ? u64(options.threads) : std::max(1u, std::thread::hardware_concurrency());

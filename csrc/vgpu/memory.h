@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "vgpu/export.h"
+#include "vgpu/global_order.h"
 #include "vgpu/types.h"
 
 namespace pagedkern::vgpu {
@@ -39,6 +40,7 @@ struct Allocation {
   bool freed = false;
   std::unique_ptr<Bitmap> written;                      // null: every byte counts as written
   std::unique_ptr<Bitmap> read_sectors, write_sectors;  // of the running launch
+  std::unique_ptr<Stamps> stamps;                       // of the running launch; null: races are not checked
   bool contains(u64 address, u64 count) const {
     return address >= base && count <= bytes && address - base <= bytes - count;
   }
@@ -54,7 +56,7 @@ class PAGEDKERN_VGPU_API GlobalMemory {
   void mark_written(u64 base, u64 bytes);  // by the host
   Allocation* find(u64 address) const;     // the allocation that holds the address, else nullptr
   Allocation* nearest(u64 address) const;  // for messages
-  void begin_launch(bool count_sectors);
+  void begin_launch(bool count_sectors, bool check_races);
   u64 unique_bytes(bool write) const;
 
  private:

@@ -20,6 +20,15 @@ inline bool is_strong(const std::string& modifiers) {
   return false;
 }
 
+// kAcquire, kRelease, kNarrow and kNonCoherent as the modifiers say. Atomics and strong accesses without a scope are at
+// GPU scope.
+inline u32 ordering_of(const std::string& modifiers) {
+  const auto has = [&](const char* m) { return modifiers.find(m) != std::string::npos; };
+  const bool narrow = has(".shared") || ((has(".cta") || has(".cluster")) && !has(".gpu") && !has(".sys"));
+  return (has(".nc") ? kNonCoherent : 0) | (has(".acquire") || has(".acq_rel") ? kAcquire : 0) |
+         (has(".release") || has(".acq_rel") ? kRelease : 0) | (narrow ? kNarrow : 0);
+}
+
 // Parameter addresses in registers are generic (they may name kernel parameters or a call's .param variables).
 inline Address decode_memory_operand(DecodeContext& ctx, const Operand& o, Space space) {
   Address a = ctx.address(o);

@@ -5,7 +5,9 @@
 // asynchronous proxy: fence.proxy.async copies the first into the second, and both travel through barriers.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "vgpu/types.h"
@@ -23,19 +25,6 @@ struct VectorClock {
   }
 };
 
-// What a warp knows, and what a barrier or mbarrier hands on.
-struct Knowledge {
-  VectorClock seen, seen_by_async_proxy;
-  void reset(size_t actors) {
-    seen.at.assign(actors, 0);
-    seen_by_async_proxy.at.assign(actors, 0);
-  }
-  void join(const Knowledge& other) {
-    seen.join(other.seen);
-    seen_by_async_proxy.join(other.seen_by_async_proxy);
-  }
-};
-
 using Epoch = u32;  // actor << kClockBits | clock; 0: never
 inline Epoch make_epoch(u32 actor, u32 clock) {
   return (actor << kClockBits) | (clock > kMaxClock ? kMaxClock : clock);
@@ -46,6 +35,44 @@ inline u32 epoch_actor(Epoch e) {
 inline u32 epoch_clock(Epoch e) {
   return e & kMaxClock;
 }
+
+// Clocks of clusters by their index in the grid, of those there is something to say about.
+struct ForeignClocks {
+  std::vector<std::pair<u32, VectorClock>> by_cluster;  // ascending
+
+  void join(u32 cluster, const VectorClock& clock) {
+    auto at = std::lower_bound(by_cluster.begin(), by_cluster.end(), cluster,
+                               [](const auto& entry, u32 wanted) { return entry.first < wanted; });
+    if (at == by_cluster.end() || at->first != cluster)
+      by_cluster.insert(at, {cluster, clock});
+    else
+      at->second.join(clock);
+  }
+  void join(const ForeignClocks& other) {
+    for (const auto& [cluster, clock] : other.by_cluster) join(cluster, clock);
+  }
+  bool knows(u32 cluster, Epoch epoch) const {
+    auto at = std::lower_bound(by_cluster.begin(), by_cluster.end(), cluster,
+                               [](const auto& entry, u32 wanted) { return entry.first < wanted; });
+    return at != by_cluster.end() && at->first == cluster && at->second.at[epoch_actor(epoch)] >= epoch_clock(epoch);
+  }
+};
+
+// What a warp knows, and what a barrier or mbarrier hands on.
+struct Knowledge {
+  VectorClock seen, seen_by_async_proxy;
+  ForeignClocks foreign;  // writes to global memory by other clusters that it may read
+  void reset(size_t actors) {
+    seen.at.assign(actors, 0);
+    seen_by_async_proxy.at.assign(actors, 0);
+    foreign.by_cluster.clear();
+  }
+  void join(const Knowledge& other) {
+    seen.join(other.seen);
+    seen_by_async_proxy.join(other.seen_by_async_proxy);
+    if (!other.foreign.by_cluster.empty()) foreign.join(other.foreign);
+  }
+};
 
 struct RaceReport {
   bool found = false;

@@ -118,6 +118,8 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
   } else {
     knowledge = {};
   }
+  fenced_.by_cluster.clear();
+  pending_.by_cluster.clear();
   set_limit();
 }
 

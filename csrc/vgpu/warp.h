@@ -23,6 +23,7 @@ struct LaunchContext {
   LaunchConfig config;
   LaunchOptions options;
   GlobalMemory* memory = nullptr;
+  GlobalOrder* order = nullptr;
   const u8* params = nullptr;
   u32 shared_bytes = 0;  // per block, without the invalid first kSharedBase bytes
 };
@@ -50,6 +51,9 @@ constexpr bool reads(Access a) {
 constexpr bool writes(Access a) {
   return a == Access::kWrite || a == Access::kAtomic || a == Access::kStrongWrite;
 }
+// What a strong access or a fence orders beyond itself; kNarrow: only within its block or cluster.
+constexpr u32 kAcquire = 1u << 16, kRelease = 1u << 17, kNarrow = 1u << 18;
+constexpr u32 kNonCoherent = 1u << 19;  // ld.global.nc: of memory that nothing writes during the launch
 constexpr bool strong(Access a) {
   return a != Access::kRead && a != Access::kWrite;
 }
@@ -117,6 +121,12 @@ class Warp {
     if (tracks_races()) knowledge.join(from);
   }
   bool tracks_races() const { return !knowledge.seen.at.empty(); }
+  // A fence at GPU scope, and strong accesses: what they hand on between clusters (global_order.h). `ordering`:
+  // kAcquire, kRelease, kNarrow.
+  void fence_gpu(u32 ordering);
+  void before_strong_write(const u64* addresses, u32 mask, u32 ordering);
+  void check_non_coherent(const u64* addresses, u32 mask, u32 bytes) const;
+  void after_strong_read(const u64* addresses, u32 mask, u32 ordering);
 
   // ---- faults ----
   [[noreturn]] void fault(const std::string& kind, const std::string& detail,
@@ -142,12 +152,16 @@ class Warp {
   void resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers);
   bool resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
   void count_global(Access access, u64 moved, u32 sectors) const;
+  bool ordered_after(Stamp stamp) const;
+  void check_global_order(Allocation& a, u64 address, u32 bytes, u32 lane, Access access);
   bool resolve_shared_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
   void check_shared_lane(Block& target, u32 lane, u32 offset, u32 bytes, Access access);
   void resolve_shared(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers);
   void resolve_small(Space space, u64 address, u32 lane, u32 bytes, u32 align, Access access, u8** pointer);
   [[noreturn]] void fault_global(u64 address, u32 bytes, u32 lane, Access access) const;
 
+  ForeignClocks fenced_;   // what the last fence at GPU scope published, if a strong write follows
+  ForeignClocks pending_;  // what strong reads have met, if a fence at GPU scope follows
   std::vector<u64> register_file_;
   std::vector<u8> local_, local_written_;
   std::vector<Group> groups_;  // all but the running one

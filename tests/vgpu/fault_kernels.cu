@@ -234,3 +234,99 @@ TWINS(trap, (const int* x, int* o, int n), x, o, n) {
   }
   o[threadIdx.x] = x[threadIdx.x];
 }
+
+// ---- global memory: one block reads or overwrites what another wrote
+
+__device__ int g_partial[4][64];
+__device__ unsigned int g_ticket;
+
+// The last block to come sums what all have left. Thread 0 speaks for its block: the barriers before and after make the
+// writes of the others its own.
+__device__ __forceinline__ bool last_block(bool fence_before, bool fence_after) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (fence_before) __threadfence();
+    last = atomicInc(&g_ticket, gridDim.x - 1) == gridDim.x - 1;
+    if (fence_after) __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+TWINS(partials_without_release, (const int* x, int* o, int n), x, o, n) {
+  int i = threadIdx.x;
+  g_partial[blockIdx.x][i] = x[i];
+  if (!last_block(kRight, true)) return;
+  int sum = 0;
+  for (int k = 0; k < gridDim.x; ++k) sum += g_partial[k][i];  // FAULT partials_without_release
+  o[i] = sum;
+}
+
+TWINS(partials_without_acquire, (const int* x, int* o, int n), x, o, n) {
+  int i = threadIdx.x;
+  g_partial[blockIdx.x][i] = x[i];
+  if (!last_block(true, kRight)) return;
+  int sum = 0;
+  for (int k = 0; k < gridDim.x; ++k) sum += g_partial[k][i];  // FAULT partials_without_acquire
+  o[i] = sum;
+}
+
+// The same with orderings on the accesses themselves; the faulty one releases to the block alone.
+TWINS(release_of_a_narrow_scope, (const int* x, int* o, int n), x, o, n) {
+  __shared__ unsigned int before;
+  int i = threadIdx.x;
+  g_partial[blockIdx.x][i] = x[i];
+  __syncthreads();
+  if (i == 0) {
+    unsigned int last = gridDim.x - 1;
+    if (kRight) {
+      asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                   : "=r"(before)
+                   : "l"(&g_ticket), "r"(last)
+                   : "memory");
+    } else {
+      asm volatile("atom.acq_rel.cta.global.inc.u32 %0, [%1], %2;"
+                   : "=r"(before)
+                   : "l"(&g_ticket), "r"(last)
+                   : "memory");
+    }
+  }
+  __syncthreads();
+  if (before != gridDim.x - 1) return;
+  int sum = 0;
+  for (int k = 0; k < gridDim.x; ++k) sum += g_partial[k][i];  // FAULT release_of_a_narrow_scope
+  o[i] = sum;
+}
+
+TWINS(blocks_write_one_word, (const int* x, int* o, int n), x, o, n) {
+  o[threadIdx.x] = x[threadIdx.x] + (kRight ? 0 : blockIdx.x);  // FAULT blocks_write_one_word
+}
+
+TWINS(warps_meet_in_global_memory, (const int* x, int* o, int n), x, o, n) {
+  int i = threadIdx.x;
+  g_partial[0][i] = x[i];
+  if (kRight) __syncthreads();
+  o[i] = g_partial[0][63 - i];  // FAULT warps_meet_in_global_memory
+}
+
+// Neighbouring bytes of a word may belong to two blocks.
+TWINS(blocks_share_a_word, (const int* x, int* o, int n), x, o, n) {
+  unsigned char* bytes = reinterpret_cast<unsigned char*>(o);
+  const unsigned char* from = reinterpret_cast<const unsigned char*>(x);
+  for (int k = 0; k < 2; ++k) {
+    int at = 4 * threadIdx.x + 2 * blockIdx.x + k;
+    if (!kRight && k == 0) at &= ~2;
+    bytes[at] = from[at] + (kRight ? 0 : blockIdx.x);  // FAULT blocks_share_a_word
+  }
+}
+
+TWINS(written_behind_the_read_only_cache, (const int* x, int* o, int n), x, o, n) {
+  int i = threadIdx.x;
+  o[i] = x[i] + 1;
+  int mine = o[i];
+  if (!kRight) {
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(mine) : "l"(o + i));  // FAULT written_behind_the_read_only_cache
+  }
+  o[i] = mine - 1;
+}

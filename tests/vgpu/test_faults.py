@@ -82,6 +82,15 @@ def reversed_():
     return x, want[::-1]
 
 
+def tripled():
+    x, want = plain()
+    return x, 3 * want
+
+
+UNORDERED = (
+    r"read at 'g_partial' \+ \d+ in global memory races with a write by warp [01] of block \([012],0,0\): no fence"
+)
+
 FAULTS = {
     "past_the_end": Fault(
         "out_of_bounds",
@@ -152,6 +161,15 @@ FAULTS = {
     "crossed_barriers": Fault("deadlock", "no warp can move"),
     "cluster_barrier_without_partner": Fault("deadlock", "no warp can move", grid=2, cluster=2),
     "trap": Fault("trap", "trap", threads=(40,)),
+    "partials_without_release": Fault("race", UNORDERED, tripled, grid=3, block_at=None),
+    "partials_without_acquire": Fault("race", UNORDERED, tripled, grid=3, block_at=None),
+    "release_of_a_narrow_scope": Fault("race", UNORDERED, tripled, grid=3, block_at=None),
+    "blocks_write_one_word": Fault("race", "write at 'argument 1' .*of block", grid=2, block_at=None),
+    "warps_meet_in_global_memory": Fault("race", "read at 'g_partial' .*by warp [01]: no barrier", reversed_),
+    "written_behind_the_read_only_cache": Fault(
+        "race", r"non-coherent read \(ld.global.nc\) at 'argument 1' \+ \d+ of memory that this launch writes"
+    ),
+    "blocks_share_a_word": Fault("race", "write at 'argument 1' .*of block", grid=2, block_at=None),
 }
 
 

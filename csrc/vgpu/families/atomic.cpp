@@ -14,7 +14,7 @@ namespace {
 
 constexpr InstClass kClass = InstClass::kAtomic;
 
-// Inst: op[0] destination (kNoOperand for red), op[1] value, op[2] swap value of cas, aux vector length.
+// Inst: op[0] destination (kNoOperand for red), op[1] value, op[2] swap value of cas, aux vector length | ordering.
 template <class T, class F>
 T swap_in(u8* pointer, F&& next) {
   T* p = reinterpret_cast<T*>(pointer);
@@ -24,21 +24,34 @@ T swap_in(u8* pointer, F&& next) {
   return old;
 }
 
-void resolve(Warp& w, const Inst& inst, u32 mask, u32 bytes, u8** pointers) {
-  u64 addresses[kLanes];
-  memory_addresses(w, inst, mask, addresses);
-  w.resolve(memory_space(inst), addresses, mask, bytes, bytes, Access::kAtomic, pointers);
+// What an atomic knows while it runs: it publishes before, and collects once it has read.
+class Atomic {
+ public:
+  Atomic(Warp& w, const Inst& inst, u32 mask, u32 bytes, u8** pointers);
+  ~Atomic() { w_.after_strong_read(addresses_, mask_, ordering_); }
+
+ private:
+  Warp& w_;
+  u32 mask_, ordering_;
+  u64 addresses_[kLanes];
+};
+
+Atomic::Atomic(Warp& w, const Inst& inst, u32 mask, u32 bytes, u8** pointers)
+    : w_(w), mask_(mask), ordering_(inst.aux) {
+  memory_addresses(w, inst, mask, addresses_);
+  w.resolve(memory_space(inst), addresses_, mask, bytes, bytes, Access::kAtomic, pointers);
   ++w.worker->counters.atomics;
   if (w.tracks_races()) {  // atomics order what comes before and after them
     w.release(w.block->strong);
     w.acquire(w.block->strong);
   }
+  w.before_strong_write(addresses_, mask, ordering_);
 }
 
 template <class T, T (*F)(T old, T value)>
 void rmw(Warp& w, const Inst& inst, u32 mask) {
   u8* pointers[kLanes];
-  resolve(w, inst, mask, sizeof(T), pointers);
+  const Atomic atomic(w, inst, mask, sizeof(T), pointers);
   const T* a = w.lanes<T>(inst.op[1]);
   T* d = inst.op[0] == kNoOperand ? nullptr : w.lanes<T>(inst.op[0]);
   for (u32 m = mask; m; m &= m - 1) {
@@ -58,9 +71,9 @@ float add_plain(float a, float b) {
 }
 
 void add_float(Warp& w, const Inst& inst, u32 mask) {
-  const u32 count = inst.aux;
+  const u32 count = inst.aux & 15;
   u8* pointers[kLanes];
-  resolve(w, inst, mask, 4 * count, pointers);
+  const Atomic atomic(w, inst, mask, 4 * count, pointers);
   Space space = memory_space(inst);
   bool shared = space == Space::kShared || space == Space::kSharedCluster;
   const i32* regs = count > 1 ? &w.kernel().pool[inst.ext] : nullptr;
@@ -80,9 +93,9 @@ void add_float(Warp& w, const Inst& inst, u32 mask) {
 
 template <u32 (*F)(u32, u32)>
 void packed_vector(Warp& w, const Inst& inst, u32 mask) {  // f16x2, bf16x2 with .v2, .v4
-  const u32 count = inst.aux;
+  const u32 count = inst.aux & 15;
   u8* pointers[kLanes];
-  resolve(w, inst, mask, 4 * count, pointers);
+  const Atomic atomic(w, inst, mask, 4 * count, pointers);
   const i32* regs = &w.kernel().pool[inst.ext];
   for (u32 m = mask; m; m &= m - 1) {
     int i = std::countr_zero(m);
@@ -97,7 +110,7 @@ void packed_vector(Warp& w, const Inst& inst, u32 mask) {  // f16x2, bf16x2 with
 template <class T>
 void cas(Warp& w, const Inst& inst, u32 mask) {
   u8* pointers[kLanes];
-  resolve(w, inst, mask, sizeof(T), pointers);
+  const Atomic atomic(w, inst, mask, sizeof(T), pointers);
   const T* expected = w.lanes<T>(inst.op[1]);
   const T* value = w.lanes<T>(inst.op[2]);
   T* d = w.lanes<T>(inst.op[0]);
@@ -187,7 +200,7 @@ void decode_atomic(DecodeContext& ctx, const Form& form) {
     if (is_cas) out.op[2] = ctx.src(ctx.operand(k + 2), bits, imm);
   }
   decode_memory_operand(ctx, ctx.operand(k), Space(form.tag >> 16 & 255));
-  ctx.out().aux = count;
+  ctx.out().aux = count | ordering_of(ctx.inst().modifiers);
 }
 
 struct Adder {

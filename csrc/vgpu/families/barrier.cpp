@@ -90,6 +90,11 @@ void cluster_wait(Warp& w, const Inst&, u32 mask) {
 
 void fence(Warp&, const Inst&, u32) {}
 
+template <u32 kOrdering>
+void fence_gpu(Warp& w, const Inst&, u32) {
+  w.fence_gpu(kOrdering);
+}
+
 // Between the generic and the asynchronous proxy: what this warp knows of is now visible to both.
 void fence_async(Warp& w, const Inst&, u32) {
   if (w.tracks_races()) w.knowledge.seen_by_async_proxy.join(w.knowledge.seen);
@@ -98,10 +103,18 @@ void fence_async(Warp& w, const Inst&, u32) {
 void register_fences(Registry& r) {
   const InstClass f = InstClass::kFence;
   r.any_order("fence");
-  for (const char* level : {"cta", "gl", "sys"}) r.add(std::string("membar.") + level, f, "", fence);
+  constexpr u32 both = kAcquire | kRelease;
+  r.add("membar.cta", f, "", fence);
+  for (const char* level : {"gl", "sys"}) r.add(std::string("membar.") + level, f, "", fence_gpu<both>);
   for (const char* sem : {"", ".sc", ".acq_rel", ".acquire", ".release"}) {
-    for (const char* scope : {".cta", ".cluster", ".gpu", ".sys"})
-      r.add(std::string("fence") + sem + scope, f, "", fence);
+    const std::string name = std::string("fence") + sem;
+    for (const char* scope : {".cta", ".cluster"}) r.add(name + scope, f, "", fence);
+    for (const char* scope : {".gpu", ".sys"}) {
+      r.add(name + scope, f, "",
+            name == "fence.acquire"   ? fence_gpu<kAcquire>
+            : name == "fence.release" ? fence_gpu<kRelease>
+                                      : fence_gpu<both>);
+    }
   }
   r.add("fence.mbarrier_init.release.cluster", f, "", fence);
   r.add("fence.proxy.alias", f, "", fence);

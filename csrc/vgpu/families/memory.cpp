@@ -9,8 +9,8 @@
 namespace pagedkern::vgpu::PAGEDKERN_VGPU_LEVEL {
 namespace {
 
-// Inst::aux: element bytes (log2) | registers' bits / 16 << 4 | count << 8 | signed << 12; Inst::ext: pool index of the
-// registers.
+// Inst::aux: element bytes (log2) | registers' bits / 16 << 4 | count << 8 | signed << 12 | ordering; Inst::ext: pool
+// index of the registers.
 struct Shape {
   u32 element_log2, register_bits, count;
   bool sign;
@@ -53,6 +53,7 @@ void load(Warp& w, const Inst& inst, u32 mask) {
   Space space = memory_space(inst);
   Access access = memory_strong(inst) ? Access::kStrongRead : Access::kRead;
   w.resolve(space, addresses, mask, bytes, bytes, access, pointers);
+  if (inst.aux & kNonCoherent) w.check_non_coherent(addresses, mask, bytes);
   const i32* regs = &w.kernel().pool[inst.ext];
   for (u32 k = 0; k < s.count; ++k) {
     u32 offset = k << s.element_log2;
@@ -66,6 +67,7 @@ void load(Warp& w, const Inst& inst, u32 mask) {
   }
   if (access == Access::kStrongRead && w.tracks_races()) {
     if (!w.block->strong.seen.at.empty()) w.acquire(w.block->strong);
+    w.after_strong_read(addresses, mask, inst.aux);
   }
 }
 
@@ -139,6 +141,7 @@ void store(Warp& w, const Inst& inst, u32 mask) {
   w.resolve(memory_space(inst), addresses, mask, bytes, bytes, access, pointers);
   w.same_value = nullptr;
   if (same.lanes) require_same_values(w, s, regs, pointers, same);
+  if (access == Access::kStrongWrite) w.before_strong_write(addresses, mask, inst.aux);
   for (u32 k = 0; k < s.count; ++k) {
     u32 offset = k << s.element_log2;
     if (s.register_bits == 16)
@@ -192,7 +195,7 @@ void decode_load_store(DecodeContext& ctx, const Form& form, bool is_load) {
     regs.push_back(is_load ? ctx.dst(o, bits) : ctx.src(o, bits, type.imm));
   }
   ctx.out().ext = ctx.pool(regs);
-  ctx.out().aux = pack(shape);
+  ctx.out().aux = pack(shape) | ordering_of(ctx.inst().modifiers);
   Space space = Space(form.tag >> 16 & 255);
   Address a = decode_memory_operand(ctx, ctx.operand(is_load ? 1 : 0), space);
   if (!is_load) ctx.require(a.symbol != Space::kParam, "kernel parameters are read-only");
