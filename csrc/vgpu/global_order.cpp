@@ -35,7 +35,7 @@ void GlobalOrder::collect(u64 address, ForeignClocks& into) {
 }
 
 void Warp::fence_gpu(u32 ordering) {
-  if (!tracks_races() || !launch->options.check_races) return;
+  if (!tracks_races() || !launch->options.check_global_races) return;
   if (ordering & kAcquire) knowledge.foreign.join(pending_);
   if (!(ordering & kRelease)) return;
   fenced_ = knowledge.foreign;
@@ -44,7 +44,7 @@ void Warp::fence_gpu(u32 ordering) {
 }
 
 void Warp::before_strong_write(const u64* addresses, u32 mask, u32 ordering) {
-  if (!tracks_races() || !launch->options.check_races || ordering & kNarrow) return;
+  if (!tracks_races() || !launch->options.check_global_races || ordering & kNarrow) return;
   if (ordering & kRelease) fence_gpu(kRelease);
   if (fenced_.by_cluster.empty()) return;
   for (u32 m = mask; m; m &= m - 1) {
@@ -54,7 +54,7 @@ void Warp::before_strong_write(const u64* addresses, u32 mask, u32 ordering) {
 }
 
 void Warp::after_strong_read(const u64* addresses, u32 mask, u32 ordering) {
-  if (!tracks_races() || !launch->options.check_races || ordering & kNarrow) return;
+  if (!tracks_races() || !launch->options.check_global_races || ordering & kNarrow) return;
   for (u32 m = mask; m; m &= m - 1) {
     const u64 address = addresses[std::countr_zero(m)];
     if (address >> kWindowShift == 0) launch->order->collect(address, pending_);
@@ -63,7 +63,7 @@ void Warp::after_strong_read(const u64* addresses, u32 mask, u32 ordering) {
 }
 
 void Warp::check_non_coherent(const u64* addresses, u32 mask, u32 bytes) const {
-  if (!launch->options.check_races) return;
+  if (!launch->options.check_global_races) return;
   for (u32 m = mask; m; m &= m - 1) {
     const u32 lane = u32(std::countr_zero(m));
     const u64 address = addresses[lane];

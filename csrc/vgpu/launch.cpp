@@ -168,7 +168,7 @@ LaunchReport launch(const Kernel& kernel, const LaunchConfig& config, const std:
   }
   GlobalOrder order;
   context.order = &order;
-  memory.begin_launch(options.counters, options.check_races);
+  memory.begin_launch(options.counters, options.check_global_races);
 
   u64 clusters = config.grid.count() / config.cluster.count();
   u64 threads = options.threads > 0 ? u64(options.threads) : std::max(1u, std::thread::hardware_concurrency());

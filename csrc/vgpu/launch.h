@@ -19,9 +19,10 @@ struct LaunchOptions {
   u64 seed = 0;
   AsyncCompletion async_completion = AsyncCompletion::kLate;
   bool check_uninitialized = true;
-  bool check_races = true;
-  bool check_barriers = true;  // divergent barriers, warps that left
-  bool check_async = true;     // unfinished asynchronous operations, proxy fences
+  bool check_races = true;         // in shared memory
+  bool check_global_races = true;  // and in global memory
+  bool check_barriers = true;      // divergent barriers, warps that left
+  bool check_async = true;         // unfinished asynchronous operations, proxy fences
   bool counters = true;
   u64 max_warp_instructions = 0;  // 0: no limit; beyond it the launch is a "budget" fault
   int threads = 0;                // 0: all cores

@@ -98,9 +98,9 @@ Allocation* GlobalMemory::nearest(u64 address) const {
   return best;
 }
 
-void GlobalMemory::begin_launch(bool count_sectors, bool check_races) {
+void GlobalMemory::begin_launch(bool count_sectors, bool check_global_races) {
   for (auto& r : ranges_) {
-    r->stamps = check_races ? std::make_unique<Stamps>(r->base, r->bytes) : nullptr;
+    r->stamps = check_global_races ? std::make_unique<Stamps>(r->base, r->bytes) : nullptr;
     r->read_sectors.reset();
     r->write_sectors.reset();
     if (!count_sectors) continue;

@@ -56,7 +56,7 @@ class PAGEDKERN_VGPU_API GlobalMemory {
   void mark_written(u64 base, u64 bytes);  // by the host
   Allocation* find(u64 address) const;     // the allocation that holds the address, else nullptr
   Allocation* nearest(u64 address) const;  // for messages
-  void begin_launch(bool count_sectors, bool check_races);
+  void begin_launch(bool count_sectors, bool check_global_races);
   u64 unique_bytes(bool write) const;
 
  private:

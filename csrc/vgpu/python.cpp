@@ -66,6 +66,7 @@ LaunchOptions to_options(const py::dict& options) {
   o.async_completion = AsyncCompletion(options["async_completion"].cast<int>());
   o.check_uninitialized = options["uninitialized"].cast<bool>();
   o.check_races = options["races"].cast<bool>();
+  o.check_global_races = options["global_races"].cast<bool>();
   o.check_barriers = options["barriers"].cast<bool>();
   o.check_async = options["async"].cast<bool>();
   o.counters = options["counters"].cast<bool>();

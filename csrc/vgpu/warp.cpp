@@ -112,7 +112,8 @@ void Warp::start(Block& owner, u32 warp_index, u32 thread_count) {
     u32* values = lanes<u32>(i32(slot));
     for (u32 lane = 0; lane < kLanes; ++lane) values[lane] = special_value(which, *this, lane);
   }
-  if (launch->options.check_races || launch->options.check_async) {
+  const LaunchOptions& o = launch->options;
+  if (o.check_races || o.check_global_races || o.check_async) {
     knowledge.reset(owner.cluster.actors());
     knowledge.seen.at[actor] = 1;
   } else {

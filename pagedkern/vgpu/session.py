@@ -7,7 +7,7 @@ import threading
 from pagedkern.vgpu._core import core
 from pagedkern.vgpu.report import Report
 
-CHECKS = ("uninitialized", "races", "barriers", "async")
+CHECKS = ("uninitialized", "races", "global_races", "barriers", "async")
 _COMPLETION = {"early": 0, "late": 1, "random": 2}
 _state = threading.local()
 

@@ -375,13 +375,13 @@ def load_over(barrier):
 
 @pytest.mark.parametrize("mode,seed", ORDERS)
 def test_load_over_what_others_have_read(mode, seed):
-    with vgpu.session(async_completion=mode, seed=seed, checks=("uninitialized", "async")):
+    with vgpu.session(async_completion=mode, seed=seed, checks=("uninitialized", "races", "async")):
         load_over("  bar.sync 1;\n").launch("k", 1, 64, [rows(0, 64), aligned((64, 16))])
 
 
 @pytest.mark.parametrize("mode", ["late", "early", "random"])
 def test_load_over_what_others_may_still_read(mode):
-    quiet = vgpu.session(async_completion=mode, checks=("uninitialized", "async"))
+    quiet = vgpu.session(async_completion=mode, checks=("uninitialized", "races", "async"))
     with quiet, pytest.raises(vgpu.KernelFault, match="races with a read by") as caught:
         load_over("").launch("k", 1, 64, [rows(0, 64), aligned((64, 16))])
     assert caught.value.kind == "race"
