@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from pagedkern import vgpu
+from pagedkern.vgpu.session import CHECKS
 
 TYPES = {
     "i8": torch.int8,
@@ -266,7 +267,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory")
     add.add_argument("--seed", type=int, default=0, help="order of warps and blocks")
     add.add_argument("--async", dest="completion", choices=("late", "early", "random"), default="late")
-    add.add_argument("--checks", default="all", help="all, none, or some of uninitialized,races,global_races,barriers,async")
+    add.add_argument("--checks", default="all", help=f"all, none, or some of {','.join(CHECKS)}")
     add.add_argument("--max-warp-instructions", type=int, default=0, help="a longer run is a fault")
     add.add_argument("--threads", type=int, default=0, help="host threads; 0 for all cores")
     add.add_argument("--json", action="store_true", help="the report as JSON")
