@@ -155,10 +155,6 @@ class BlockManager:
         for entry in reversed(found):
             self._release(entry.block)
 
-    def has_full_block(self, row: int, num_computed: int) -> bool:
-        """Whether `commit` has something to do."""
-        return self.prefix_caching and num_computed // self.block_size > len(self._serials[row])
-
     def commit(self, row: int, digests: list[bytes], tokens: list[int], num_computed: int, salt: str | None) -> None:
         """Makes the row's blocks that are full and computed known, so that others can find them."""
         size, serials = self.block_size, self._serials[row]

@@ -48,26 +48,28 @@ class EngineCore:
             if chunk.samples and chunk.request.num_unforked:
                 chunk.children = self._children(chunk.request)
         try:
-            tokens = iter(self.runner.step(chunks))
+            tokens = self.runner.step(chunks)
         except Exception as error:
             failed = [chunk.request.output for chunk in chunks if self.abort(chunk.request.request_id)]
             raise StepError(f"a step failed ({error}): aborted {_names(failed)}", failed, []) from error
         self._commit(chunks)
+        drawn: list[Request] = []
+        for chunk in chunks:
+            if chunk.samples:
+                drawn.append(chunk.request)
+                for child in chunk.children:  # before the parent can end and let go of the blocks
+                    self.scheduler.fork(chunk.request, child)
+                    self._requests[child.request_id].append(child)
+                    drawn.append(child)
         outputs: dict[str, RequestOutput] = {}
         unusable: dict[str, RequestOutput] = {}
-        for chunk in chunks:
-            if not chunk.samples:
-                continue
-            for child in chunk.children:  # before the parent can end and let go of the blocks
-                self.scheduler.fork(chunk.request, child)
-                self._requests[child.request_id].append(child)
-            for request in (chunk.request, *chunk.children):
-                token = next(tokens)
-                if token is None:
-                    unusable[request.request_id] = request.output
-                else:
-                    self._append(request, token)
-                    outputs[request.request_id] = request.output
+        for request, token in zip(drawn, tokens, strict=True):
+            if token is None:
+                unusable[request.request_id] = request.output
+            else:
+                self._append(request, token)
+                outputs[request.request_id] = request.output
+        self._counters.tokens_out += len(self._advanced)
         if unusable:
             for request_id in unusable:
                 self.abort(request_id)
@@ -86,12 +88,12 @@ class EngineCore:
 
     def _commit(self, chunks: list[ScheduledChunk]) -> None:
         """What the pass has computed is in the cache now."""
-        blocks = self.blocks
+        blocks, size = self.blocks, self.blocks.block_size
         for chunk in chunks:
             request = chunk.request
-            request.num_computed += chunk.num_tokens
-            if blocks.has_full_block(request.row, request.num_computed):
-                blocks.commit(request.row, request.digests, request.tokens, request.num_computed, request.salt)
+            computed = request.num_computed = request.num_computed + chunk.num_tokens
+            if computed % size < chunk.num_tokens and blocks.prefix_caching:  # the chunk filled a block
+                blocks.commit(request.row, request.digests, request.tokens, computed, request.salt)
         self._counters.count_step()
 
     def _append(self, request: Request, token: int) -> None:
@@ -100,17 +102,20 @@ class EngineCore:
         output.token_ids.append(token)
         if output.logprobs is not None:
             output.logprobs.append(request.logprobs)
-        self._counters.tokens_out += 1
         self._advanced.append(output)
-        output.new_text, reason = request.text.push(token)
-        output.text += output.new_text
+        text, reason = request.text.push(token)
+        output.new_text = text
+        output.pieces.append(text)
         if reason is not None:
-            output.finish_reason = reason
-            self.scheduler.remove(request)
-            unfinished = self._requests[request.request_id]
-            unfinished.remove(request)
-            if not unfinished:
-                del self._requests[request.request_id]
+            self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        request.completion.finish_reason = reason
+        self.scheduler.remove(request)
+        unfinished = self._requests[request.request_id]
+        unfinished.remove(request)
+        if not unfinished:
+            del self._requests[request.request_id]
 
     def fork(self, request_id: str, n: int) -> RequestOutput:
         """Adds n choices that go on from the request's first unfinished one, and share its pages until they differ."""
@@ -122,7 +127,7 @@ class EngineCore:
         source, choices = parent.completion, parent.output.outputs
         for index in range(len(choices), len(choices) + n):
             logprobs = None if source.logprobs is None else list(source.logprobs)
-            choices.append(CompletionOutput(source.text, list(source.token_ids), logprobs=logprobs))
+            choices.append(CompletionOutput(list(source.token_ids), logprobs=logprobs, pieces=[source.text]))
             if parent.num_generated == 0:
                 parent.num_unforked += 1
             else:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 
 from engine_min.request import SamplingParams
-from engine_min.tokenizer import StreamDecoder, Tokenizer
+from engine_min.tokenizer import Tokenizer
 
 
 class OutputText:
     """Text that may turn out to be the start of a stop text is held back, so that none of it is ever given out."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = tokenizer.stream_decoder()
         self._params = params
         self._stops = params.stops
         self._stop_ids = stop_ids
         self._num_tokens = 0
         self._held = ""
+        self._plain_below = 0 if params.stops else params.max_tokens  # up to there only a stop id can end it
 
     def fork(self) -> OutputText:
         other = copy.copy(self)
@@ -27,6 +28,8 @@ class OutputText:
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that the token sets free, and the reason if it is the last one: "stop" or "length"."""
         self._num_tokens += 1
+        if self._num_tokens < self._plain_below and token_id not in self._stop_ids:
+            return self._decoder.push(token_id), None
         may_stop = self._num_tokens > self._params.min_tokens
         if may_stop and token_id in self._stop_ids:
             return self._end(self._decoder.flush(), may_stop, "stop")

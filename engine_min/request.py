@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
@@ -62,18 +63,28 @@ class SamplingParams:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @cached_property
+    def may_change_logits(self) -> bool:
+        return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass
 class CompletionOutput:
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length" or "abort"; None while it runs
     new_text: str = ""  # what the last step added
     logprobs: list[dict[int, float]] | None = None  # per token: the one drawn first, then the likeliest
+    pieces: list[str] = field(default_factory=list)  # of the text
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:  # joined when somebody looks: adding to a long text each step would copy all of it
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
 
 
 @dataclass
@@ -118,7 +129,7 @@ class Request:
     def __post_init__(self) -> None:
         self.order = (self.arrival, self.index)
 
-    @property
+    @cached_property
     def completion(self) -> CompletionOutput:
         return self.output.outputs[self.index]
 

@@ -8,9 +8,11 @@ import torch
 from engine_min.attention import Attention, BatchMetadata
 from engine_min.block_manager import BlockManager
 from engine_min.graphs import StepGraphs, buckets_for
+from engine_min.request import Request
 from engine_min.sampler import sample
 from engine_min.scheduler import ScheduledChunk
 
+NO_SLOT = -1
 LOGPROB_ROWS = 64  # of a prompt at a time: logits of a whole prompt would take more memory than its cache
 
 
@@ -35,7 +37,7 @@ class Runner:
         self._seq_lens = _Buffer(max_num_seqs, torch.int32, device)
         self._cu_seqlens = _Buffer(max_num_seqs + 1, torch.int32, device)
         self._block_table = _Buffer((max_num_seqs, max_blocks), torch.int32, device)
-        self._slots.host.fill(-1)  # the first recording must write nowhere
+        self._slots.host.fill(NO_SLOT)  # the first recording must write nowhere
         self._slots.upload(max_num_tokens)
         self.graphs: StepGraphs | None = None
         if not eager:
@@ -74,32 +76,56 @@ class Runner:
             hidden = self._replay(chunks)
         else:
             hidden = self._run(chunks, num_tokens)
-        rows, requests = [], []
-        end = 0
+        rows: list[int] = []
+        requests: list[Request] = []
+        end, is_each_row_once = 0, True
         for chunk in chunks:
             end += chunk.num_tokens
             if chunk.request.params.prompt_logprobs is not None:
                 self._report_prompt(chunk, hidden[end - chunk.num_tokens : end])
             if chunk.samples:
+                rows.append(end - 1)
                 requests.append(chunk.request)
-                requests += chunk.children
-                rows += [end - 1] * (1 + len(chunk.children))
+                if chunk.children:
+                    rows += [end - 1] * len(chunk.children)
+                    requests += chunk.children
+                    is_each_row_once = False
         if not requests:
             return []
-        if rows == list(range(len(rows))):
-            hidden = hidden[: len(rows)]
-        else:
-            hidden = hidden[torch.tensor(rows, device=self.device)]
+        is_each_row_once &= len(rows) == num_tokens
+        hidden = hidden[:num_tokens] if is_each_row_once else hidden[torch.tensor(rows, device=self.device)]
         return sample(self.model.logits(hidden), requests)
 
     def _replay(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
         num_seqs, size = len(chunks), self.graphs.size_for(len(chunks))
-        self._fill(chunks, num_seqs)
-        for buffer, padding in ((self._token_ids, 0), (self._positions, 0), (self._slots, -1), (self._seq_lens, 0)):
-            buffer.host[num_seqs:size] = padding
+        self._fill_decode(chunks)
+        for buffer in (self._token_ids, self._positions, self._slots, self._seq_lens):
+            buffer.host[num_seqs:size] = NO_SLOT if buffer is self._slots else 0
             buffer.upload(size)
         self._block_table.upload(num_seqs)
         return self.graphs.replay(size)
+
+    def _fill_decode(self, chunks: list[ScheduledChunk]) -> None:
+        """As `_fill`, in half the time, for chunks of one token."""
+        num_seqs, block_size = len(chunks), self.blocks.block_size
+        requests = [chunk.request for chunk in chunks]
+        starts = [request.num_computed for request in requests]
+        rows = np.array([request.row for request in requests])
+        tokens = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+        self._token_ids.host[:num_seqs] = tokens
+        positions = self._positions.host[:num_seqs]
+        positions[:] = starts
+        np.add(positions, 1, out=self._seq_lens.host[:num_seqs], casting="unsafe")
+        width = max(starts) // block_size + 1
+        np.take(self.blocks.tables[:, :width], rows, axis=0, out=self._block_table.host[:num_seqs, :width])
+        columns, offsets = np.divmod(positions, block_size)
+        slots = self._slots.host[:num_seqs]
+        slots[:] = self.blocks.tables[rows, columns]
+        slots *= block_size
+        slots += offsets
+        for i, chunk in enumerate(chunks):
+            if chunk.num_stored > starts[i]:
+                slots[i] = NO_SLOT
 
     def _run(self, chunks: list[ScheduledChunk], num_tokens: int) -> torch.Tensor:
         width = self._fill(chunks, num_tokens)
@@ -151,7 +177,7 @@ class Runner:
         for chunk, start, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True):
             if chunk.num_stored > start:  # found in the prefix cache, shared with others: only its logits are wanted
                 first = end - chunk.num_tokens
-                slots[first : first + chunk.num_stored - start] = -1
+                slots[first : first + chunk.num_stored - start] = NO_SLOT
         return width
 
     def _report_prompt(self, chunk: ScheduledChunk, hidden: torch.Tensor) -> None:

@@ -70,7 +70,7 @@ def _report(logprobs: torch.Tensor, requests: list[Request], tokens: list[int | 
 
 def _adjust(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """The logits with penalties, biases and masks applied: a copy if there are any, since the buffer is the model's."""
-    rows = [i for i, request in enumerate(requests) if _is_adjusted(request)]
+    rows = [i for i, r in enumerate(requests) if r.params.may_change_logits and _is_adjusted(r)]
     if not rows:
         return logits
     logits = logits.to(torch.float32, copy=True)

@@ -33,17 +33,12 @@ class Counters:
         self.slots_held = self.slots_empty = 0
 
     def count_step(self) -> None:
-        """After a forward pass: only the last block of a sequence has empty slots, and siblings may share it."""
-        blocks = self.blocks
-        size, tables, held = blocks.block_size, blocks.tables, blocks.num_held
+        """After a forward pass, in which whoever shared the block it writes to has got its own: only the last block of
+        a sequence has empty slots."""
+        size = self.blocks.block_size
         self.steps += 1
-        self.slots_held += blocks.num_used * size
-        partial = {
-            tables[request.row, held[request.row] - 1]: held[request.row] * size - request.num_computed
-            for request in self.scheduler.running
-            if request.num_computed % size
-        }
-        self.slots_empty += sum(partial.values())
+        self.slots_held += self.blocks.num_used * size
+        self.slots_empty += sum([-request.num_computed % size for request in self.scheduler.running])
 
     def stats(self) -> EngineStats:
         blocks, scheduler = self.blocks, self.scheduler

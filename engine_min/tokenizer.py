@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import json
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -45,6 +47,20 @@ class Tokenizer:
         ids = self._bos_ids + ids if add_special_tokens else ids
         twice = self.bos_token is not None and ids[:2] == [self.backend.token_to_id(self.bos_token)] * 2
         return ids[1:] if add_special_tokens and twice else ids
+
+    def stream_decoder(self) -> StreamDecoder | ByteDecoder:
+        """For the tokens of one sequence as they come."""
+        return ByteDecoder(self) if isinstance(self.backend.decoder, decoders.ByteLevel) else StreamDecoder(self)
+
+    @cached_property
+    def text_bytes(self) -> dict[int, bytes]:
+        """What tokens of a byte-level tokenizer add to the text; special ones and unknown ids, nothing."""
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        return {
+            i: bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
+            for token, i in vocab.items()
+            if i not in self._special_ids
+        }
 
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)
@@ -154,6 +170,27 @@ _MOST_HELD = (
     3  # bytes of a character that is not complete; a decoder shows each as one unknown character, or all as one
 )
 _WINDOW = 32  # tokens that may be waiting before the oldest are let go
+
+
+class ByteDecoder:
+    """As StreamDecoder, where a token is a run of bytes whatever comes before it: no decoding again, 1 us a token."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._text_bytes = tokenizer.text_bytes
+        self._held = b""
+
+    def fork(self) -> ByteDecoder:
+        return copy.copy(self)
+
+    def push(self, token_id: int) -> str:
+        data = self._held + self._text_bytes.get(token_id, b"")
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
+
+    def flush(self) -> str:
+        held, self._held = self._held, b""
+        return held.decode("utf-8", "replace")
 
 
 class StreamDecoder:

@@ -1,12 +1,14 @@
 """Text to ids and back: byte level BPE from a GGUF file, the chat template, streaming without broken characters."""
 
+import random
+
 import pytest
 from conftest import byte_tokenizer, token_ids_of
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
 from engine_min.gguf_file import GGUFFile
-from engine_min.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from engine_min.tokenizer import ByteDecoder, StreamDecoder, Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,33 @@ def test_bytes_of_sentencepiece_tokens():
 
 def test_special_tokens_leave_no_text(stream):
     assert [stream.push(token) for token in [256, *token_ids_of("x"), 257, *token_ids_of("y")]] == ["", "x", "", "y"]
+
+
+def test_byte_decoder_gives_the_text_of_the_whole(smollm):
+    """Whatever the ids: parts of characters, special tokens and ids that are none."""
+    for tokenizer, size in ((smollm, 49200), (Tokenizer(byte_tokenizer(), None, None, None), 290)):
+        rng = random.Random(0)
+        for length in (1, 3, 10, 200):
+            for _ in range(50):
+                token_ids = [rng.randrange(size) for _ in range(length)]
+                stream = tokenizer.stream_decoder()
+                assert isinstance(stream, ByteDecoder)
+                assert "".join(map(stream.push, token_ids)) + stream.flush() == tokenizer.decode(token_ids)
+
+
+def test_byte_decoder_holds_back_no_more_than_a_character():
+    tokenizer = Tokenizer(byte_tokenizer(), None, None, None)
+    stream = tokenizer.stream_decoder()
+    ids = token_ids_of("a🙂b")
+    assert [stream.push(token) for token in ids] == ["a", "", "", "", "🙂", "b"]
+    other = tokenizer.stream_decoder()
+    other.push(ids[1])
+    fork = other.fork()
+    assert "".join(map(fork.push, ids[2:])) == "🙂b" and other.flush() == "\ufffd"
+
+
+def test_only_byte_level_tokenizers_are_decoded_so():
+    vocab = {"<unk>": 0, "\u2581a": 1}
+    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    assert isinstance(Tokenizer(backend, None, None, None).stream_decoder(), StreamDecoder)
