@@ -21,8 +21,19 @@ struct WarpRows {
   float slope[2];             // ALiBi
 };
 
-// S = Q K^T, for those blocks of 16 keys from first to last - 1.
-template <class T, class Config, int kDim>
+template <class Config, int kDim>
+static __device__ __forceinline__ void load_query_fragments(const uint16_t* query,
+                                                            uint32_t (&fragments)[kDim / 16][4]) {
+  const int row = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    const int piece = swizzle_piece<Config::kPieces>(row, 2 * k + half);
+    ldmatrix_x4(fragments[k], shared_address(query + (row * Config::kPieces + piece) * 8));
+  }
+}
+
+// S = Q K^T, for those blocks of 16 keys from first to last - 1; kWhole: for all.
+template <class T, class Config, int kDim, bool kWhole>
 static __device__ __forceinline__ void score(const uint16_t* keys, const uint16_t* query,
                                              const uint32_t (&fragments)[kDim / 16][4], int first, int last,
                                              float (&scores)[Config::kKeys / 8][4]) {
@@ -49,7 +60,7 @@ static __device__ __forceinline__ void score(const uint16_t* keys, const uint16_
     const uint32_t address = key_base + swizzle_piece<kPieces>(key_row, 2 * k + key_piece) * 16;
 #pragma unroll
     for (int j = 0; j < Config::kKeys / 16; ++j) {
-      if (j < first || j >= last) continue;
+      if (!kWhole && (j < first || j >= last)) continue;
       uint32_t b[4];
       ldmatrix_x4(b, address + j * 16 * kPieces * 16);
       mma_m16n8k16<T>(scores[2 * j], a, b[0], b[1]);
@@ -64,7 +75,7 @@ static __device__ __forceinline__ void apply_options(const PagedPrefillParams& p
                                                      const float* key_scales, int first_key, float scale,
                                                      float (&scores)[Config::kKeys / 8][4]) {
   const int column = threadIdx.x % 4 * 2;
-  const float cap = p.op.softcap;
+  const float cap = p.op.softcap, inverse_cap = 1.0f / cap;
 #pragma unroll
   for (int n = 0; n < Config::kKeys / 8; ++n) {
 #pragma unroll
@@ -72,7 +83,7 @@ static __device__ __forceinline__ void apply_options(const PagedPrefillParams& p
       const int key = n * 8 + column + i % 2;
       float s = scores[n][i] * scale;
       if (p.op.k_scale.per_token()) s *= key_scales[key];
-      if (cap != 0) s = cap * tanhf(s / cap);
+      if (cap != 0) s = cap * tanhf(s * inverse_cap);
       scores[n][i] = s + rows.slope[i / 2] * static_cast<float>(first_key + key - rows.position[i / 2]);
     }
   }
@@ -142,8 +153,8 @@ static __device__ __forceinline__ void scale_weights(const float* value_scales, 
   }
 }
 
-// O = O factor + P V, for those blocks of 16 keys from first to last - 1.
-template <class T, class Config, int kDim>
+// O = O factor + P V, for those blocks of 16 keys from first to last - 1; kWhole: for all.
+template <class T, class Config, int kDim, bool kWhole>
 static __device__ __forceinline__ void accumulate(const uint16_t* values, const float (&weights)[Config::kKeys / 8][4],
                                                   const float (&factor)[2], int first, int last, WarpRows<kDim>& rows) {
   constexpr int kPieces = Config::kPieces;
@@ -159,7 +170,7 @@ static __device__ __forceinline__ void accumulate(const uint16_t* values, const 
   }
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 16; ++j) {
-    if (j < first || j >= last) continue;
+    if (!kWhole && (j < first || j >= last)) continue;
     const uint32_t a[4] = {
         pack2<T>(weights[2 * j][0], weights[2 * j][1]), pack2<T>(weights[2 * j][2], weights[2 * j][3]),
         pack2<T>(weights[2 * j + 1][0], weights[2 * j + 1][1]), pack2<T>(weights[2 * j + 1][2], weights[2 * j + 1][3])};
@@ -171,6 +182,36 @@ static __device__ __forceinline__ void accumulate(const uint16_t* values, const 
       mma_m16n8k16<T>(rows.output[2 * d + 1], a, b[2], b[3]);
     }
   }
+}
+
+// What the op asks for beside scaled products.
+struct ScoreOptions {
+  float scale;  // the op's, times the KV head's k_scale
+  bool scores;  // per-token k_scale, softcap or ALiBi
+  bool values;  // per-token v_scale
+};
+
+// The tile of keys first_key on: scores, weights, sums. kWhole: every row of the warp sees every key, and there are no
+// options.
+template <class T, class Config, int kDim, bool kWhole, class Tiles>
+static __device__ __forceinline__ void attend_tile(const PagedPrefillParams& p, const Tiles& tiles,
+                                                   const uint16_t* query, const uint32_t (&fragments)[kDim / 16][4],
+                                                   const float (&token_scales)[2][Config::kKeys], int first_key,
+                                                   const ScoreOptions& options, WarpRows<kDim>& rows) {
+  const int first = kWhole ? 0 : max(rows.any.begin - first_key, 0) / 16;
+  const int last = kWhole ? Config::kKeys / 16 : (min(rows.any.end - first_key, Config::kKeys) + 15) / 16;
+  float scores[Config::kKeys / 8][4], factor[2], unit = options.scale * kLog2E;
+  score<T, Config, kDim, kWhole>(tiles[0], query, fragments, first, last, scores);
+  if constexpr (!kWhole) {
+    if (options.scores) {
+      apply_options<Config>(p, rows, token_scales[0], first_key, options.scale, scores);
+      unit = kLog2E;
+    }
+    mask_scores<Config>(rows, first_key, scores);
+  }
+  weigh<Config>(unit, rows, scores, factor);
+  if (!kWhole && options.values) scale_weights<Config>(token_scales[1], rows, scores, factor);
+  accumulate<T, Config, kDim, kWhole>(tiles[1], scores, factor, first, last, rows);
 }
 
 }  // namespace pagedkern

@@ -110,34 +110,28 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
                                                    KeyRange keys, WarpRows<kDim>& rows, Shared& s) {
   const int first = keys.begin / Config::kKeys, last = (keys.end - 1) / Config::kKeys;
   const bool token_scales = p.op.k_scale.per_token() || p.op.v_scale.per_token();
-  const bool options = p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr;
-  const float scale = p.op.scale * per_head_scale(p.op.k_scale, kv_head);
+  const ScoreOptions options = {p.op.scale * per_head_scale(p.op.k_scale, kv_head),
+                                p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr,
+                                p.op.v_scale.per_token()};
 
   PageLookup page = look_up<Config>(p, tile.sequence, keys, first);
-  store_offset<Config>(p, page, kv_head, first % 2, s);
+  store_row<Config>(p, page, kv_head, first % 2, s);
   if (token_scales) store_scale<Config>(load_scale<Config>(p, page, kv_head), first % 2, s);
   page = look_up<Config>(p, tile.sequence, keys, first + 1);
-  store_offset<Config>(p, page, kv_head, (first + 1) % 2, s);
+  store_row<Config>(p, page, kv_head, (first + 1) % 2, s);
   __syncthreads();
-  start_tile<Config, kFp8>(p, first % 2, first % 2, s);
+  start_tile<Config, kFp8>(p, keys, first, s);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
   uint32_t query[kDim / 16][4];
-  if constexpr (Config::kQueryInRegisters) {
-    const int row = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      const int piece = swizzle_piece<Config::kPieces>(row, 2 * k + half);
-      ldmatrix_x4(query[k], shared_address(s.query + (row * Config::kPieces + piece) * 8));
-    }
-  }
+  if constexpr (Config::kQueryInRegisters) load_query_fragments<Config, kDim>(s.query, query);
 
   for (int t = first; t <= last; ++t) {
     const int stage = t % 2;
     cp_async_wait<0>();
     __syncthreads();
-    if (t < last) start_tile<Config, kFp8>(p, 1 - stage, 1 - stage, s);
+    if (t < last) start_tile<Config, kFp8>(p, keys, t + 1, s);
     cp_async_commit();
     const float next_scale = token_scales ? load_scale<Config>(p, page, kv_head) : 0.0f;
     page = look_up<Config>(p, tile.sequence, keys, t + 2);
@@ -148,20 +142,18 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
 
     const int first_key = t * Config::kKeys;
     if (first_key < rows.any.end && first_key + Config::kKeys > rows.any.begin) {
-      const uint16_t (&tiles)[2][Shared::kTile] = s.tiles[kFp8 ? 0 : stage];
-      const int first_block = max(rows.any.begin - first_key, 0) / 16;
-      const int last_block = (min(rows.any.end - first_key, Config::kKeys) + 15) / 16;
-      float scores[Config::kKeys / 8][4], factor[2];
-      score<T, Config, kDim>(tiles[0], s.query, query, first_block, last_block, scores);
-      if (options) apply_options<Config>(p, rows, s.scale[stage][0], first_key, scale, scores);
-      if (first_key < rows.all.begin || first_key + Config::kKeys > rows.all.end) {
-        mask_scores<Config>(rows, first_key, scores);
+      const bool whole = first_key >= rows.all.begin && first_key + Config::kKeys <= rows.all.end;
+      const auto attend = [&](auto plain) {
+        attend_tile<T, Config, kDim, decltype(plain)::value>(p, s.tiles[kFp8 ? 0 : stage], s.query, query,
+                                                             s.scale[stage], first_key, options, rows);
+      };
+      if (whole && !options.scores && !options.values) {
+        attend(std::true_type{});
+      } else {
+        attend(std::false_type{});
       }
-      weigh<Config>(options ? kLog2E : scale * kLog2E, rows, scores, factor);
-      if (p.op.v_scale.per_token()) scale_weights<Config>(s.scale[stage][1], rows, scores, factor);
-      accumulate<T, Config, kDim>(tiles[1], scores, factor, first_block, last_block, rows);
     }
-    store_offset<Config>(p, page, kv_head, stage, s);
+    store_row<Config>(p, page, kv_head, stage, s);
     if (token_scales) store_scale<Config>(next_scale, 1 - stage, s);
   }
 }

@@ -51,14 +51,15 @@ static __device__ __forceinline__ PageLookup look_up(const PagedPrefillParams& p
   return found;
 }
 
+// Where the row of the key or value begins; of keys nobody sees, an address that is not read.
 template <class Config, class Shared>
-static __device__ __forceinline__ void store_offset(const PagedPrefillParams& p, const PageLookup& found, int kv_head,
-                                                    int buffer, Shared& s) {
+static __device__ __forceinline__ void store_row(const PagedPrefillParams& p, const PageLookup& found, int kv_head,
+                                                 int buffer, Shared& s) {
   if (threadIdx.x >= 2 * Config::kKeys) return;
   const int side = threadIdx.x / Config::kKeys;
   const PagedCache& cache = side == 0 ? p.op.key_cache : p.op.value_cache;
-  s.row_offset[buffer][side][threadIdx.x % Config::kKeys] =
-      found.block < 0 ? -1 : cache.offset(found.block, found.token, kv_head);
+  const int64_t offset = found.block < 0 ? 0 : cache.offset(found.block, found.token, kv_head);
+  s.row[buffer][side][threadIdx.x % Config::kKeys] = static_cast<const typename Shared::Element*>(cache.data) + offset;
 }
 
 // The key's k_scale or v_scale where that is per token; 0 for keys nobody sees.
@@ -74,23 +75,22 @@ static __device__ __forceinline__ void store_scale(float scale, int buffer, Shar
     s.scale[buffer][threadIdx.x / Config::kKeys][threadIdx.x % Config::kKeys] = scale;
 }
 
-// Starts the copies of a tile whose offsets are in `buffer`. Rows nobody sees and columns behind head_dim become zeros.
+// Starts the copies of a tile whose rows are known. Rows nobody sees and columns behind head_dim become zeros.
 template <class Config, bool kFp8, class Shared>
-static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, int buffer, int stage, Shared& s) {
-  using Element = std::conditional_t<kFp8, uint8_t, uint16_t>;
+static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, KeyRange keys, int key_tile, Shared& s) {
+  using Element = typename Shared::Element;
   constexpr int kElements = 16 / sizeof(Element);
   constexpr int kRowPieces = Config::kPieces * sizeof(Element) / 2;
+  const int stage = key_tile % 2;
   const int row_bytes = p.op.cache.head_dim * sizeof(Element);
+  const int first = keys.begin - key_tile * Config::kKeys, last = keys.end - key_tile * Config::kKeys - 1;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const auto* cache = static_cast<const Element*>(side == 0 ? p.op.key_cache.data : p.op.value_cache.data);
-    const int64_t* offsets = s.row_offset[buffer][side];
 #pragma unroll 4
     for (int i = threadIdx.x; i < Config::kKeys * kRowPieces; i += Config::kThreads) {
       const int row = i / kRowPieces, piece = i - row * kRowPieces;
-      const int64_t offset = offsets[row];
-      const int bytes = offset < 0 ? 0 : row_bytes - piece * 16;
-      const Element* source = cache + (bytes <= 0 ? 0 : offset + piece * kElements);
+      const int bytes = row < first || row > last ? 0 : row_bytes - piece * 16;
+      const Element* source = s.row[stage][side][row] + piece * kElements;
       if constexpr (kFp8) {
         copy_piece(s.codes[stage][side] + i * kElements, source, bytes, p.cache_width);
       } else {
