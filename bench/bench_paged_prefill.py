@@ -16,7 +16,11 @@ CASES = [
     ("prefill 512", AttentionShape((512,), (512,), num_heads=8, num_kv_heads=2), torch.bfloat16),
     ("prefill 512, e4m3", AttentionShape((512,), (512,), num_heads=8, num_kv_heads=2), torch.float8_e4m3fn),
     ("chunk 64 of 1024", AttentionShape((64,), (1024,), num_heads=8, num_kv_heads=2), torch.bfloat16),
-    ("mixed 7 x decode 1024, prefill 256", AttentionShape((1,) * 7 + (256,), (1024,) * 7 + (256,), 8, 2), torch.bfloat16),
+    (
+        "mixed 7 x decode 1024, prefill 256",
+        AttentionShape((1,) * 7 + (256,), (1024,) * 7 + (256,), 8, 2),
+        torch.bfloat16,
+    ),
     ("prefill 256, head_dim 256", AttentionShape((256,), (256,), 12, 2, head_dim=256), torch.bfloat16),
     ("prefill 256, head_dim 64", AttentionShape((256,), (256,), 9, 3, head_dim=64), torch.bfloat16),
 ]

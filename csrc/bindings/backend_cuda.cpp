@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "bindings/device_workspace.h"
 #include "block_copy/launcher.h"
 #include "cache_write/launcher.h"
 #include "common/status.h"
@@ -50,8 +51,21 @@ void reshape_and_cache(const CacheWriteParams& params, const Place& place) {
 }
 
 void paged_attention(const PagedAttentionParams& params, const Place& place) {
+  static DeviceWorkspaces workspaces;
   const Turn turn(place);
-  require("paged_attention", launch_paged_attention(params, turn.stream()));
+  PagedAttentionParams with_workspace = params;
+  const int64_t need = paged_attention_workspace_bytes(params.num_tokens, params.num_heads, params.cache.num_kv_heads,
+                                                       params.cache.head_dim, params.num_seqs, params.max_seqlen_q,
+                                                       params.max_seqlen_k, params.num_splits);
+  if (params.workspace == nullptr && need > 0) {
+    const DeviceWorkspaces::Memory memory = workspaces.at_least(need, place.device_index, turn.stream());
+    if (memory.data == nullptr) {
+      throw std::runtime_error("paged_attention: no memory for a workspace of " + std::to_string(need) + " bytes");
+    }
+    with_workspace.workspace = memory.data;
+    with_workspace.workspace_bytes = memory.bytes;
+  }
+  require("paged_attention", launch_paged_attention(with_workspace, turn.stream()));
 }
 
 void copy_blocks(const CopyBlocksParams& params, const Place& place) {

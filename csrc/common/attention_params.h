@@ -50,11 +50,8 @@ struct PagedAttentionParams {
   int64_t lse_stride_head;   // elements
 
   int32_t num_splits;  // 0: chosen by the backend; split edges come from the sequence's own length
-  void* workspace;     // [workspace_bytes] or null
+  void* workspace;     // [workspace_bytes], any content, or null
   int64_t workspace_bytes;
-  // Whether the workspace's counters are zero: the library's own workspace, which every call leaves that way. A
-  // caller's holds anything; the launcher clears what must be zero.
-  bool workspace_is_clear;
 };
 
 }  // namespace pagedkern

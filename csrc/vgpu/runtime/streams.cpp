@@ -1,5 +1,6 @@
 // Streams and events: everything runs in order, and has run when its call returns. Events keep the host's time.
 #include <chrono>
+#include <utility>
 
 #include "vgpu/runtime/modules.h"
 
@@ -54,6 +55,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, enum cudaStreamCaptureStatus* status) {
   *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+// Nothing is ever captured; the thread's mode is kept all the same.
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode) {
+  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
+  std::swap(current, *mode);
   return cudaSuccess;
 }
 
