@@ -41,7 +41,7 @@ class Ours:
         from engine_min import LLM, SamplingParams
 
         self.params = lambda count: SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
-        self.llm = LLM(model, dtype=dtype)
+        self.llm = LLM(model, dtype=dtype, enable_prefix_caching=False)  # rounds repeat their prompts
 
     def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in self.llm.generate(prompts, self.params(count))]

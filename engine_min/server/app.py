@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine_min.engine import LLM
 from engine_min.server.engine_thread import EngineError, EngineThread, QueueFullError, Stream
+from engine_min.server.errors import RequestError, parse_json, refusal
 from engine_min.server.metrics import CONTENT_TYPE, Metrics
-from engine_min.server.protocol import Job, RequestError, parse, parse_json, refusal
+from engine_min.server.protocol import Job, parse
 from engine_min.server.responses import Responder, event
+from engine_min.server.streaming import CountResponses, EventStream, merged, unless_gone
 
 _NO_CACHE = {"Cache-Control": "no-cache"}
 
@@ -104,10 +105,10 @@ class Server:
         per_prompt = len(echoes) // len(streams)
 
         async def collect() -> None:
-            async for index, update in _merged(streams, per_prompt):
+            async for index, update in merged(streams, per_prompt):
                 updates[index].append(update)
 
-        if not await _unless_gone(request, collect()):
+        if not await unless_gone(request, collect()):
             return Response(status_code=499)  # nobody reads it
         return JSONResponse(responder.whole(echoes, streams, updates))
 
@@ -118,7 +119,7 @@ class Server:
             for index, echo in enumerate(echoes):
                 if (first := responder.first_chunk(index, echo)) is not None:
                     yield event(first)
-            async for index, update in _merged(streams, len(echoes) // len(streams)):
+            async for index, update in merged(streams, len(echoes) // len(streams)):
                 if (chunk := responder.chunk(index, update)) is not None:
                     yield event(chunk)
             if job.include_usage:
@@ -157,10 +158,13 @@ class Server:
     async def _read(self, request: Request) -> bytes:
         """The body, no more of it than is allowed."""
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise RequestError(f"the body is larger than {self._max_body_bytes} bytes", status=413)
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > self._max_body_bytes:
+                    raise RequestError(f"the body is larger than {self._max_body_bytes} bytes", status=413)
+        except ClientDisconnect:
+            raise RequestError("the client left before it had sent its request", status=499) from None
         return bytes(body)
 
     def _refused(self, request: Request, error: RequestError) -> Response:
@@ -179,71 +183,3 @@ class Server:
 
     def _error(self, request: Request, error: RequestError, headers: dict | None = None) -> Response:
         return JSONResponse(error.body(), status_code=error.status, headers=headers)
-
-
-class CountResponses:
-    """Counts answers by path and status; paths that are not routes count as one."""
-
-    def __init__(self, app, metrics: Metrics, paths: set[str]):
-        self._app, self._metrics, self._paths = app, metrics, paths
-
-    async def __call__(self, scope, receive, send) -> None:
-        async def counting(message) -> None:
-            if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.responded(path, message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counting if scope["type"] == "http" else send)
-
-
-class EventStream(StreamingResponse):
-    """Whatever ends the response, be it before its first chunk, `on_end` is called."""
-
-    def __init__(self, events: AsyncIterator[bytes], on_end, headers: dict):
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._on_end = on_end
-
-    async def __call__(self, scope, receive, send) -> None:
-        try:
-            with suppress(ClientDisconnect):
-                await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-
-
-async def _merged(streams: list[Stream], choices: int) -> AsyncIterator[tuple[int, object]]:
-    """The updates of all streams as they come, with the choice's number through all prompts, until all have ended."""
-    waiting = {asyncio.ensure_future(stream.next()): (i, stream) for i, stream in enumerate(streams)}
-    try:
-        left = dict.fromkeys(range(len(streams)), choices)
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                i, stream = waiting.pop(task)
-                for update in task.result():
-                    left[i] -= update.finish_reason is not None
-                    yield i * choices + update.index, update
-                if left[i]:
-                    waiting[asyncio.ensure_future(stream.next())] = (i, stream)
-    finally:
-        for task in waiting:
-            task.cancel()
-
-
-async def _unless_gone(request: Request, work) -> bool:
-    """Awaits the work; gives it up, and says False, when the client goes first."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            tasks[0].result()
-        return tasks[0].done()
-    finally:
-        for task in tasks:
-            task.cancel()

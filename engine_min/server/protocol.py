@@ -6,23 +6,11 @@ import json
 from dataclasses import dataclass, field
 
 from engine_min.request import MAX_LOGPROBS, SamplingParams
+from engine_min.server.errors import RequestError, refusal
 from engine_min.tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # of one request, over all its prompts
 DEFAULT_MAX_TOKENS = 16  # of a completion; a chat may fill the context
-
-
-class RequestError(Exception):
-    """Answered with OpenAI's error body."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
-        super().__init__(message)
-        self.message, self.param, self.status, self.code = message, param, status, code
-
-    def body(self) -> dict:
-        kinds = {401: "authentication_error", 429: "rate_limit_error", 404: "not_found_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 NUMBER = (int, float)
@@ -95,22 +83,6 @@ def make_params(arguments: dict) -> SamplingParams:
         return SamplingParams(**arguments)
     except ValueError as error:
         raise refusal(error) from None
-
-
-def refusal(error: ValueError) -> RequestError:
-    """The engine's messages about a parameter begin with its name."""
-    name = str(error).split(" ", 1)[0]
-    return RequestError(str(error), name if name in SamplingParams.__dataclass_fields__ else None)
-
-
-def parse_json(raw: bytes) -> dict:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise RequestError("the body is not valid JSON") from None
-    if not isinstance(body, dict):
-        raise RequestError("the body is not a JSON object")
-    return body
 
 
 def parse(body: dict, is_chat: bool, model: str) -> Job:

@@ -22,7 +22,7 @@ class Client:
     """Asks for one thing after the other until the time is up; `report` counts what came of it, by kind."""
 
     def __init__(self, url: str, number: int, report: Counter, answers: dict):
-        self._api = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
+        self._api = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=600)
         self._random = random.Random(number)
         self._report = report
         self._answers = answers  # text by what was asked for: a greedy answer never changes
@@ -136,7 +136,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=32)
     args = parser.parse_args()
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    tests = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(tests / "server"), str(tests / "engine"), str(tests.parent)]
     from checkpoints import write_checkpoint
     from running import TEMPLATE, RunningServer
 
@@ -144,7 +145,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), chat_template=TEMPLATE)
-        options = dict(dtype="float32", num_blocks=64, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=256)
+        options = dict(dtype="float32", num_blocks=24, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=256)
         server = RunningServer(LLM(folder, **options))
         report = soak(server, args.seconds, args.clients)
         print(server.llm.stats())

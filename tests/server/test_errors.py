@@ -21,6 +21,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
         (COMPLETIONS, b"{", 400, None, "not valid JSON"),
         (COMPLETIONS, b"\xff\xfe{}", 400, None, "not valid JSON"),
         (COMPLETIONS, b"[" * 100000, 400, None, "not valid JSON"),
+        (COMPLETIONS, b'{"prompt": "a", "st\\ud800": 1}', 400, None, "half of a surrogate pair"),
         (COMPLETIONS, [1], 400, None, "not a JSON object"),
         (COMPLETIONS, {}, 400, "prompt", "missing or empty"),
         (COMPLETIONS, {"prompt": []}, 400, "prompt", "missing or empty"),
@@ -163,6 +164,15 @@ def cut(server, path, body, after):
         connection.sendall(head.encode() + raw)
         if after == "first bytes":
             assert connection.recv(100)
+
+
+def test_a_client_that_goes_before_it_has_asked(server, client, raw):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        time.sleep(0.05)
+    time.sleep(0.05)
+    assert b'path="/v1/completions",status="499"' in raw("GET", "/metrics")[1]
+    assert client.completions.create(model="tiny", prompt="\U0001f642", max_tokens=1).usage.prompt_tokens == 4
 
 
 @pytest.mark.parametrize("stream", [True, False])
