@@ -122,11 +122,7 @@ bool Warp::resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, 
       return false;
     if (writes(access)) a->written->set(address - a->base, total);
   }
-  if (a->stamps && !strong(access) && (writes(access) || a->stamps->any())) {
-    const u32 step = total > bytes ? bytes : 0;
-    for (u32 lane = 0; lane < (step ? u32(kLanes) : 1u); ++lane)
-      check_global_order(*a, address + lane * step, bytes, lane, access);
-  }
+  if (a->stamps && !strong(access) && !global_order_of_stretch(*a, address, total, access)) return false;
   if (!launch->options.counters) return true;
   const u64 first = address / kSectorBytes, sectors = (address + total - 1) / kSectorBytes - first + 1;
   count_global(access, u64(bytes) * kLanes, u32(sectors));

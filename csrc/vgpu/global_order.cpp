@@ -85,6 +85,27 @@ bool Warp::ordered_after(Stamp stamp) const {
   return epoch_actor(epoch) == actor || knowledge.seen.at[epoch_actor(epoch)] >= epoch_clock(epoch);
 }
 
+// As check_global_order for a stretch of whole words. False: lane by lane, as something may be wrong.
+bool Warp::global_order_of_stretch(Allocation& a, u64 address, u32 bytes, Access access) const {
+  if ((address | bytes) & 3 || block->cluster.index > kMaxStampCluster) return false;
+  if (!a.stamps->any()) {
+    if (!writes(access)) return true;
+    a.stamps->make();
+  }
+  std::atomic<Stamp>* cells = &a.stamps->at(address);
+  const Stamp mine = make_stamp(block->cluster.index, 15, make_epoch(actor, knowledge.seen.at[actor]));
+  Stamp known = 0;  // neighbours mostly have one writer
+  for (u32 k = 0; k < bytes / 4; ++k) {
+    const Stamp old = cells[k].load(std::memory_order_relaxed);
+    if (old != known) {
+      if (old && !ordered_after(old)) return false;
+      known = old;
+    }
+    if (writes(access) && old != mine) cells[k].store(mine, std::memory_order_relaxed);
+  }
+  return true;
+}
+
 // The stamps keep the last writer of a word. Bytes of it that another warp wrote before are no longer checked.
 void Warp::check_global_order(Allocation& a, u64 address, u32 bytes, u32 lane, Access access) {
   const Cluster& cluster = block->cluster;

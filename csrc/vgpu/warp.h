@@ -153,6 +153,7 @@ class Warp {
   bool resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
   void count_global(Access access, u64 moved, u32 sectors) const;
   bool ordered_after(Stamp stamp) const;
+  bool global_order_of_stretch(Allocation& a, u64 address, u32 bytes, Access access) const;
   void check_global_order(Allocation& a, u64 address, u32 bytes, u32 lane, Access access);
   bool resolve_shared_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
   void check_shared_lane(Block& target, u32 lane, u32 offset, u32 bytes, Access access);
