@@ -16,7 +16,7 @@ demo: build
 	$(PY) -m engine_min.demo
 
 test: build check-fmt
-	$(PY) -m pytest -q tests
+	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests
 
 bench: build
 	@set -e; for file in $(BENCHES); do echo "== $$file"; $(PY) $$file; done
