@@ -41,18 +41,20 @@ BINDINGS = _files(
     ".cpp",
     """
     arg backend backend_cpu backend_cuda build_info cache_write checks copy_blocks gather input_checks
-    merge_states mode overlap paged_attention register smoke swap_blocks value_checks
+    merge_states mode overlap paged_attention quantized_linear register smoke swap_blocks value_checks
     """,
 )
+# Those of them that know the CPU kernels.
+CPU_BINDINGS = _files("csrc/bindings/", ".cpp", "backend_cpu quantized_linear")
 # CPU kernels and their dispatch, compiled once.
-CPU = _files("csrc/cpu/", ".cpp", "attention block_copy cache_write gather merge_states simd_level")
+CPU = _files("csrc/cpu/", ".cpp", "attention block_copy cache_write gather merge_states quantized_linear simd_level")
 # CPU kernels compiled once per SIMD level.
 CPU_SIMD = _files(
     "csrc/cpu/simd/",
     ".cpp",
     """
     attention attention_bfloat16 attention_e4m3 attention_e5m2 attention_float16 attention_float32 cache_write
-    gather merge_states
+    gather merge_states quantized_linear
     """,
 )
 # CUDA kernels, one instantiation a file.
@@ -102,7 +104,11 @@ SIMD_LEVELS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
     _AVX2 = "-mavx2 -mfma -mf16c"
     _AVX512 = f"-mavx512f -mavx512bw -mavx512dq -mavx512vl {_AVX2}"
-    SIMD_LEVELS |= {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vbmi"}
+    SIMD_LEVELS |= {
+        "avx2": _AVX2,
+        "avx512": _AVX512,
+        "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vbmi -mavx512vnni",
+    }
 
 VGPU_LEVELS = {"generic": ""}
 if "avx2" in SIMD_LEVELS:
@@ -315,7 +321,7 @@ class NinjaBuild:
         flags = f"{self._torch_flags(self.namespace + '_vgpu')} -DPAGEDKERN_VGPU {cuda}"
         objects = [self._edge("nvcc", s, SM_90A_PTX, ".vgpu") for s in CUDA]
         objects += [self._edge("cxx", s, "", ".vgpu") for s in CUDA_DISPATCH]
-        objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s != "csrc/bindings/backend_cpu.cpp"]
+        objects += [self._edge("cxx", s, flags, ".vgpu") for s in BINDINGS if s not in CPU_BINDINGS]
         runtime = [self._edge("cxx", s, f"{VGPU_FLAGS} {cuda}") for s in VGPU_RUNTIME]
         # -Bsymbolic: a real CUDA runtime that torch brought into the process must not be picked up.
         libs = f"{NO_UNDEFINED} {self._vgpu_libs()} -Wl,-Bsymbolic {self._torch_libs()}"

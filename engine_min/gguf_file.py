@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from engine_min.quantized import QuantizedTensor
+
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -28,6 +30,7 @@ _SCALARS = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
+_KEPT = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
 _PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -99,20 +102,21 @@ class GGUFFile:
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
         return dequantize(raw, info.type).view(info.shape)
 
-    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A matrix of 4-bit blocks as it is stored: values 0 to 15 [n, k] and float32 (scale, minimum) [n, k / 32, 2],
-        each weight being value * scale + minimum; None if the tensor is of another kind."""
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """A matrix of 4-bit or 8-bit blocks as it is stored; None if the tensor is of another kind."""
         info = self.tensors[name]
-        if info.type not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1) or len(info.shape) != 2:
+        if info.type not in _KEPT or len(info.shape) != 2:
             return None
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
-        blocks = raw.view(-1, GGML_QUANT_SIZES[info.type][1])
-        if info.type == GGMLQuantizationType.Q4_1:
-            scales = blocks[:, :4].view(torch.float16).float()
-        else:
-            scales = _half(blocks, 0) * torch.tensor([1.0, -8.0])
         rows, columns = info.shape
-        return _nibbles(blocks[:, -16:]).view(rows, columns), scales.view(rows, columns // 32, 2)
+        blocks = raw.view(rows, columns // 32, GGML_QUANT_SIZES[info.type][1])
+        scale = blocks[..., :2].view(torch.float16).squeeze(-1)
+        if info.type == GGMLQuantizationType.Q8_0:
+            return QuantizedTensor(blocks[..., 2:], scale)
+        if info.type == GGMLQuantizationType.Q4_1:
+            return QuantizedTensor(blocks[..., 4:], scale, blocks[..., 2:4].view(torch.float16).squeeze(-1))
+        minimum = scale * -8
+        return QuantizedTensor(blocks[..., 2:], scale, minimum) if minimum.isfinite().all() else None
 
 
 def dequantize(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from engine_min.config import ModelConfig, model_config_from_gguf, model_config_from_hf
+from engine_min.quantized import QuantizedTensor
 
 Progress = Callable[[int, int], None]  # (tensors read, tensors in all)
 
@@ -20,8 +21,8 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor: ...
 
-    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The tensor as 4-bit values and (scale, minimum) pairs, where it is stored so (see GGUFFile)."""
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The tensor in the few bits that it is stored in, where the engine has a use for them."""
 
 
 class SafetensorsCheckpoint:
@@ -48,7 +49,7 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         return self._files[name].get_tensor(name)
 
-    def tensor_int4(self, name: str) -> None:
+    def quantized(self, name: str) -> None:
         return None
 
 
@@ -85,9 +86,9 @@ class GGUFCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         return self._in_hf_order(name, self.file.tensor(self._sources[name]))
 
-    def tensor_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        stored = self.file.tensor_int4(self._sources[name])
-        return stored and tuple(self._in_hf_order(name, part) for part in stored)
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        stored = self.file.quantized(self._sources[name])
+        return stored and stored.map(lambda part: self._in_hf_order(name, part))
 
     def _in_hf_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if self.config.architecture != "LlamaForCausalLM":  # the others are stored as they are

@@ -40,3 +40,5 @@ def register_fakes(namespace):
 
 
 register_fakes(NAMESPACE)
+# The CPU's own ops return nothing either.
+torch.library.register_fake(f"{NAMESPACE}_cpu::quantized_linears", lambda *_: None)

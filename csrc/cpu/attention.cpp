@@ -4,13 +4,12 @@
 // sequence gives the same bits in any company. Which KV heads share an item does depend on both, and changes nothing:
 // heads never meet.
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <new>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/attention_plan.h"
+#include "cpu/buffer.h"
 #include "cpu/kernels.h"
 
 namespace pagedkern::cpu {
@@ -24,26 +23,6 @@ constexpr int64_t kDirectTileBytes = 256 * 1024;
 int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
-// Memory that is kept from call to call and only grows.
-class Buffer {
- public:
-  char* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      size_ = divide_up(bytes + bytes / 4, 4096) * 4096;
-      data_.reset(static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(size_))));
-    }
-    return data_.get();
-  }
-
- private:
-  std::unique_ptr<char, Free> data_;
-  int64_t size_ = 0;
-};
 
 int64_t splits_of(int64_t keys, int64_t rows, int64_t num_splits) {
   if (num_splits > 0) return num_splits;

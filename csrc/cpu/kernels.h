@@ -11,6 +11,7 @@
 #include "common/attention_params.h"
 #include "gather/params.h"
 #include "merge_states/params.h"
+#include "quantized_linear/params.h"
 
 namespace pagedkern::cpu {
 
@@ -27,6 +28,7 @@ void copy_blocks(const CopyBlocksParams& params, const ThreadPool& pool);
 void gather_cache(const GatherCacheParams& params, const ThreadPool& pool);
 void merge_attention_states(const MergeStatesParams& params, const ThreadPool& pool);
 void paged_attention(const PagedAttentionParams& params, const ThreadPool& pool);
+void quantized_linears(const QuantizedLinearsParams& params, const ThreadPool& pool);
 
 // Bytes paged_attention may use for split partials with these upper bounds; 0 where it needs none.
 int64_t paged_attention_workspace_size(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,

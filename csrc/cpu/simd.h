@@ -15,7 +15,7 @@ enum class SimdLevel {
   kGeneric,     // the compiler's baseline
   kAvx2,        // AVX2, FMA, F16C
   kAvx512,      // AVX-512 F, BW, DQ, VL
-  kAvx512Bf16,  // AVX-512 BF16 and VBMI
+  kAvx512Bf16,  // AVX-512 BF16, VBMI and VNNI
 };
 
 // The best level of this machine, or the lower one that PAGEDKERN_CPU_SIMD names. Read once.

@@ -20,7 +20,10 @@ SimdLevel detect_level() {
         __builtin_cpu_supports("avx512vl"))) {
     return SimdLevel::kAvx2;
   }
-  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))) return SimdLevel::kAvx512;
+  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
+        __builtin_cpu_supports("avx512vnni"))) {
+    return SimdLevel::kAvx512;
+  }
   return SimdLevel::kAvx512Bf16;
 #else
   return SimdLevel::kGeneric;

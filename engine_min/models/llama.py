@@ -12,6 +12,7 @@ from engine_min.config import ModelConfig
 from engine_min.layers import Linear, rms_norm, silu_and_mul
 from engine_min.loader import Checkpoint, Progress, check_names
 from engine_min.parallel import SINGLE, TensorParallel
+from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 from engine_min.rope import rope_inv_freq, rope_table
 
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|self_attn\.([kv]_proj\.)?[kv]_scale$")
@@ -46,7 +47,7 @@ class LlamaLayer:
     def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
         if self.head_norms is not None:
-            self._normalise_heads(qkv)
+            self.normalise_heads(qkv)
         x = self._add(self.out, attention(self.index, qkv), x)
         return self._add(self.down, silu_and_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps))), x)
 
@@ -56,7 +57,7 @@ class LlamaLayer:
             return linear(hidden, residual=x)
         return self.parallel.sum(linear(hidden)).add_(x)
 
-    def _normalise_heads(self, qkv: torch.Tensor) -> None:
+    def normalise_heads(self, qkv: torch.Tensor) -> None:
         rows = qkv.view(qkv.size(0), -1, self.head_dim)
         for part, weight in zip(
             rows[:, : sum(self.num_heads)].split(self.num_heads, dim=1), self.head_norms, strict=True
@@ -72,38 +73,58 @@ class _Weights:
         self.parallel = parallel
         self._shapes = tensor_shapes(checkpoint.config)
         self._checkpoint, self._dtype, self._device, self._progress = checkpoint, dtype, device, progress
-        self._done = 0
+        self._done: set[str] = set()
+        self._keep_quantized = is_fast(dtype, device)
+
+    def _checked(self, name: str, tensor):
+        self._done.add(name)
+        self._progress(len(self._done), len(self._shapes))
+        if tuple(tensor.shape) != self._shapes[name]:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self._shapes[name])}")
+        return tensor
 
     def load(self, name: str) -> torch.Tensor:
-        self._done += 1
-        self._progress(self._done, len(self._shapes))
-        tensor = self._checkpoint.tensor(name)
-        if tensor.shape != self._shapes[name]:
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self._shapes[name])}")
-        return tensor.to(self._device, self._dtype)
+        return self._checked(name, self._checkpoint.tensor(name)).to(self._device, self._dtype)
 
-    def linear(self, names: dict[str, int], bias: bool, by_input: bool = False) -> Linear:
+    def load_float(self, name: str) -> torch.Tensor:
+        """One that has been loaded before, unrounded."""
+        return self._checkpoint.tensor(name).float()
+
+    def linear(self, names: dict[str, int], bias: bool, by_input: bool = False) -> Linear | QuantizedLinear:
         """One linear of those named, one below the other. The processes share each by its outputs or by its inputs, in
         so many units; what is cut by its inputs is summed, so one process alone adds the bias."""
         dim = int(by_input)
-        weight = torch.cat(
-            [self.parallel.part(self.load(f"{name}.weight"), dim, units) for name, units in names.items()]
-        )
         biases = None
         if bias:
             parts = [self.load(f"{name}.bias") for name in names]
             if not by_input:
                 parts = [self.parallel.part(part, 0, units) for part, units in zip(parts, names.values(), strict=True)]
             biases = torch.cat(parts) if not by_input or self.parallel.rank == 0 else None
-        int4 = [self._int4(f"{name}.weight", dim, units) for name, units in names.items()]
-        return Linear(weight, biases, None if None in int4 else tuple(map(torch.cat, zip(*int4, strict=True))))
+        stored = concatenate([self._quantized(f"{name}.weight", dim, units) for name, units in names.items()])
+        if stored is not None:
+            return QuantizedLinear(stored, biases)
+        weight = [self.parallel.part(self.load(f"{name}.weight"), dim, units) for name, units in names.items()]
+        return Linear(torch.cat(weight), biases)
 
-    def _int4(self, name: str, dim: int, units: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The weight as it is stored in 4 bits, unless a cut through it would part weights that share a scale."""
-        stored = self._checkpoint.tensor_int4(name) if self._dtype == torch.bfloat16 else None
-        if stored is None or (self.parallel.size > 1 and stored[1].size(dim) % units):
+    def head(self, name: str, embedding: torch.Tensor | None) -> Linear | QuantizedLinear:
+        """The linear to the vocabulary; `embedding` is its weight where the model ties them."""
+        stored = self._checkpoint.quantized(name) if self._keep_quantized and self.parallel.size == 1 else None
+        if stored is not None:
+            return QuantizedLinear(stored if embedding is not None else self._checked(name, stored))
+        return Linear(self.parallel.vocabulary(self.load(name) if embedding is None else embedding))
+
+    def _quantized(self, name: str, dim: int, units: int) -> QuantizedTensor | None:
+        """The weight in the few bits that it is stored in, unless a cut would part weights that share a scale."""
+        stored = self._checkpoint.quantized(name) if self._keep_quantized else None
+        if stored is None:
             return None
-        return tuple(self.parallel.part(tensor, dim, units) for tensor in stored)
+        self._checked(name, stored)
+        if dim == 1 and self.parallel.size > 1:
+            groups = stored.scale.size(1)
+            units = groups if units == stored.shape[1] else units
+            if groups % units or units % self.parallel.size:
+                return None
+        return stored.map(lambda part: self.parallel.part(part, dim, units))
 
 
 class LlamaModel:
@@ -119,8 +140,13 @@ class LlamaModel:
         self.embedding = weights.load("model.embed_tokens.weight")
         self.layers = [LlamaLayer(i, config, weights) for i in range(config.num_layers)]
         self.norm = weights.load("model.norm.weight")
-        head = self.embedding if config.tie_word_embeddings else weights.load("lm_head.weight")
-        self.head = Linear(parallel.vocabulary(head))
+        if config.tie_word_embeddings:
+            self.head = weights.head("model.embed_tokens.weight", self.embedding)
+        else:
+            self.head = weights.head("lm_head.weight", None)
+        self.quantized_layers = None
+        if parallel.size == 1 and QuantizedLayers.fit(self.layers):
+            self.quantized_layers = QuantizedLayers(self.layers, weights.load_float)
         factors = weights.load("rope_freqs.weight") if config.rope.type == "factors" else None
         inv_freq = rope_inv_freq(config.rope, factors)
         self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
@@ -128,13 +154,18 @@ class LlamaModel:
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""
         x = F.embedding(token_ids, self.embedding)
+        if self.quantized_layers is not None:
+            return self.quantized_layers(x, attention)
         for layer in self.layers:
             x = layer(x, attention)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] states to [rows, vocab]; the caller picks the rows that sample."""
-        logits = self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps))
+        eps = self.config.rms_norm_eps
+        if isinstance(self.head, QuantizedLinear):
+            return self.head(hidden, norm=self.norm.float(), eps=eps)
+        logits = self.head(rms_norm(hidden.to(self.norm.dtype), self.norm, eps))
         return self.parallel.gather(logits, self.config.vocab_size)
 
 

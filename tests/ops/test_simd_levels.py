@@ -15,7 +15,8 @@ USED = pagedkern.build_info()["cpu_simd"]
 RUNNABLE = LEVELS[: LEVELS.index(USED) + 1]
 # Shapes, dtypes, masks and layouts of the case lists, chosen so that one level takes some seconds.
 SUBSET = (
-    "decode-head_dim or fp32-cache_dtype or causal_15 or layout_odd or splits-num or every_byte or rounding or seed"
+    "decode-head_dim or fp32-cache_dtype or causal_15 or layout_odd or splits-num or every_byte or rounding or seed "
+    "or product or all_that_a_step_can_do or dtypes_and or not_finite or sizes_far"
 )
 
 
@@ -33,6 +34,7 @@ def test_level(level):
     used = [sys.executable, "-c", "import pagedkern; print(pagedkern.build_info()['cpu_simd'])"]
     assert subprocess.run(used, env=environment, capture_output=True, text=True).stdout.strip() == level
     tests = [OPS / f"test_{name}.py" for name in ("paged_attention", "cache_write", "gather", "merge", "random")]
+    tests += [OPS / "test_quantized_linears.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--backend", "cpu", *tests]
     command += ["--random-cases", "60", "-k", SUBSET]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,0 +1,165 @@
+"""Linear layers on the CPU over weights that a GGUF file holds in groups of 4 or 8 bits, without dequantising them.
+
+`torch.ops.pagedkern_cpu.quantized_linears` (csrc/quantized_linear/params.h has the layout) takes a chain of them in one
+call: RMSNorm, bias, SwiGLU and the residual are part of it. Inputs are rounded to 8 bits, one range for 32 of them;
+products are exact integers, sums float32. bench/facts.md says what that costs in accuracy: less than bfloat16 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+GROUP = 32  # weights that share a scale
+PANEL = 16  # outputs that lie side by side
+_NONE = torch.empty(0)
+_ACCUMULATE, _GATED = 1, 2
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A [rows, columns] matrix as it is stored, each weight being value * scale + minimum.
+
+    In 4 bits byte i of a group holds value i in its low and value 16 + i in its high half. In 8 bits a byte is a signed
+    value, and there is no minimum.
+    """
+
+    values: torch.Tensor  # [rows, columns / 32, 16 or 32] uint8
+    scale: torch.Tensor  # [rows, columns / 32] float16
+    minimum: torch.Tensor | None = None  # the same; 4 bits only
+
+    def map(self, function) -> QuantizedTensor:
+        parts = (self.values, self.scale, self.minimum)
+        return QuantizedTensor(*(part if part is None else function(part) for part in parts))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scale.size(0), self.scale.size(1) * GROUP
+
+
+def concatenate(tensors: list[QuantizedTensor | None]) -> QuantizedTensor | None:
+    """One matrix of all rows; None where one of them has another form."""
+    if None in tensors or len({tensor.minimum is None for tensor in tensors}) > 1:
+        return None
+    minimum = None if tensors[0].minimum is None else torch.cat([tensor.minimum for tensor in tensors])
+    return QuantizedTensor(torch.cat([t.values for t in tensors]), torch.cat([t.scale for t in tensors]), minimum)
+
+
+def is_fast(dtype: torch.dtype, device: torch.device | None = None) -> bool:
+    """Whether such layers serve a model of this dtype: float32 asks for exact products, other levels have no kernel."""
+    import pagedkern
+
+    on_cpu = device is None or device.type == "cpu"
+    return on_cpu and dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
+
+
+class QuantizedLinear:
+    """y = norm(x) W^T + b (+ residual), called like `layers.Linear`."""
+
+    def __init__(self, weight: QuantizedTensor, bias: torch.Tensor | None = None):
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.bias = _NONE if bias is None else bias.float()
+        self.weight = _panels(weight)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: torch.Tensor | None = None,
+                 eps: float = 0.0) -> torch.Tensor:  # fmt: skip
+        if residual is None:
+            out = x.new_empty(x.size(0), self.out_features)
+        else:
+            out = residual.clone()
+        step = Step(self, 0, 1, norm, accumulate=residual is not None)
+        Chain([step], eps)([x, out])
+        return out
+
+
+@dataclass(frozen=True)
+class Step:
+    """A linear of a chain: from which buffer to which, and what happens on the way."""
+
+    linear: QuantizedLinear
+    source: int
+    target: int
+    norm: torch.Tensor | None = None  # [in_features] float32, RMSNorm's weight
+    accumulate: bool = False  # add to what the target holds
+    gated: bool = False  # silu(first half) * second half
+
+
+class Chain:
+    def __init__(self, steps: list[Step], eps: float):
+        import pagedkern  # noqa: F401 - loads the op library
+
+        self._call = torch.ops.pagedkern_cpu.quantized_linears.default
+        self._arguments = (
+            [step.source for step in steps],
+            [step.target for step in steps],
+            [step.linear.weight for step in steps],
+            [_NONE if step.norm is None else step.norm for step in steps],
+            [step.linear.bias for step in steps],
+            [_ACCUMULATE * step.accumulate + _GATED * step.gated for step in steps],
+            eps,
+        )
+
+    def __call__(self, buffers: list[torch.Tensor]) -> None:
+        self._call(buffers, *self._arguments)
+
+
+class QuantizedLayers:
+    """The layers of a model whose linears are all of this kind: one call from attention to attention.
+
+    The states stay in float32 from layer to layer, which costs nothing here.
+    """
+
+    def __init__(self, layers: list, load_norm: Callable[[str], torch.Tensor]):
+        def norm(layer, name: str) -> torch.Tensor:
+            return load_norm(f"model.layers.{layer.index}.{name}_layernorm.weight")
+
+        eps = layers[0].eps
+        self._layers = layers
+        self._widths = layers[0].gate_up.out_features // 2, layers[0].qkv.out_features
+        self._first = Chain([Step(layers[0].qkv, 0, 1, norm(layers[0], "input"))], eps)
+        self._chains = []
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            steps = [  # buffers: what attention gave, states, MLP, qkv of the next layer
+                Step(layer.out, 0, 1, accumulate=True),
+                Step(layer.gate_up, 1, 2, norm(layer, "post_attention"), gated=True),
+                Step(layer.down, 2, 1, accumulate=True),
+            ]
+            if following is not None:
+                steps.append(Step(following.qkv, 1, 3, norm(following, "input")))
+            self._chains.append(Chain(steps, eps))
+
+    @staticmethod
+    def fit(layers: list) -> bool:
+        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return (
+            all(isinstance(x, QuantizedLinear) for x in linears) and layers[0].gate_up.out_features % (2 * PANEL) == 0
+        )
+
+    def __call__(self, embedded: torch.Tensor, attention) -> torch.Tensor:
+        states = embedded.float()
+        mlp, qkv = (embedded.new_empty(embedded.size(0), width) for width in self._widths)
+        self._first([states, qkv])
+        for layer, chain in zip(self._layers, self._chains, strict=True):
+            if layer.head_norms is not None:
+                layer.normalise_heads(qkv)
+            chain([attention(layer.index, qkv), states, mlp, qkv])
+        return states
+
+
+def _panels(weight: QuantizedTensor) -> torch.Tensor:
+    """[panels, groups, bytes] uint8: 16 outputs side by side, scales first."""
+    rows, groups = weight.scale.shape
+    panels = -(-rows // PANEL)
+    weight = weight.map(lambda part: F.pad(part, (0, 0) * (part.dim() - 1) + (0, panels * PANEL - rows)))
+    words = weight.values.contiguous().view(torch.int32).view(panels, PANEL, groups, -1).permute(0, 2, 3, 1)
+    if weight.minimum is None:
+        before = [weight.scale, weight.values.view(torch.int8).sum(-1, dtype=torch.int16)]
+    else:
+        sums = ((weight.values & 15) + (weight.values >> 4)).sum(-1, dtype=torch.int16)
+        before = [weight.scale, weight.minimum, sums]
+    head = torch.cat([x.view(torch.int16).view(panels, PANEL, groups).transpose(1, 2) for x in before], dim=-1)
+    parts = (head.contiguous().view(torch.uint8), words.reshape(panels, groups, -1).view(torch.uint8))
+    return torch.cat(parts, dim=-1)
