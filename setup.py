@@ -40,7 +40,7 @@ BINDINGS = _files(
     "csrc/bindings/",
     ".cpp",
     """
-    arg backend backend_cpu backend_cuda build_info cache_write checks copy_blocks gather input_checks
+    arg backend backend_cpu backend_cuda build_info cache_write checks checks_only copy_blocks gather input_checks
     merge_states mode overlap paged_attention quantized_linear register smoke swap_blocks value_checks
     """,
 )
@@ -412,6 +412,7 @@ class CleanBuildPy(build_py):
 PACKAGE_DIR = {"pagedkern.triton_kernels": "triton_kernels"} if Path("triton_kernels").exists() else {}
 PACKAGES = find_packages(include=["pagedkern", "pagedkern.*", "engine_min", "engine_min.*"])
 PACKAGES += [f"pagedkern.{p}" for p in find_packages(include=["triton_kernels", "triton_kernels.*"])]
+PACKAGES = sorted(set(PACKAGES))  # in the tree pagedkern/triton_kernels is a link to that folder
 SOURCES = BINDINGS + CPU + CPU_SIMD + CUDA + CUDA_DISPATCH + MODULE + VGPU + VGPU_FAMILIES + VGPU_RUNTIME
 HEADERS = sorted(str(path) for suffix in ("h", "cuh", "inc") for path in Path("csrc").rglob(f"*.{suffix}"))
 

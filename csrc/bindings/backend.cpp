@@ -2,9 +2,12 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include "bindings/checks_only.h"
+
 namespace pagedkern::bindings {
 
 const Backend& backend_for(const char* op, const Arg& tensor) {
+  if (checks_only_level() > 0) return kChecksOnly;
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();
   const Backend* backend = tensor.device_type == cpu    ? kCpuTensors

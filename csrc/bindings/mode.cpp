@@ -7,6 +7,8 @@
 #include <mutex>
 #include <set>
 
+#include "bindings/checks_only.h"
+
 namespace pagedkern::bindings {
 namespace {
 
@@ -21,7 +23,7 @@ std::atomic<bool> log_flag{set_in_environment("PAGEDKERN_LOG")};
 }  // namespace
 
 bool check_mode() {
-  return check_flag.load(std::memory_order_relaxed);
+  return check_flag.load(std::memory_order_relaxed) && checks_only_level() != 1;
 }
 
 bool log_enabled() {

@@ -1,6 +1,7 @@
 // The schemas and their kernels. The build's flag PAGEDKERN_NAMESPACE names the namespace.
 #include <torch/csrc/stable/library.h>
 
+#include "bindings/checks_only.h"
 #include "bindings/ops.h"
 
 namespace {
@@ -33,6 +34,9 @@ void def_ops(torch::stable::detail::StableLibrary& m) {
       "Tensor seq_lens, Tensor cu_seqlens, Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
   m.def("copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()");
   m.def("swap_blocks(Tensor src, Tensor(a!) dst, Tensor block_mapping) -> ()");
+#if !defined(PAGEDKERN_VGPU)
+  m.def("_checks_only(int level) -> bool");
+#endif
 }
 
 // The same functions serve every device: they pick their backend by the tensors' own.
@@ -63,9 +67,16 @@ STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, CUDA, m) {
   impl_ops(m);
 }
+
+STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, XPU, m) {
+  impl_ops(m);
+}
 #endif
 
 // It takes no tensor, so no device key would ever choose it.
 STABLE_TORCH_LIBRARY_IMPL(PAGEDKERN_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("paged_attention_workspace_size", TORCH_BOX(&pagedkern::bindings::paged_attention_workspace_size));
+#if !defined(PAGEDKERN_VGPU)
+  m.impl("_checks_only", TORCH_BOX(&pagedkern::bindings::checks_only));
+#endif
 }

@@ -1,8 +1,10 @@
 """Which backends there are. A new one is one line here; every test runs on all of them."""
 
+import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -20,10 +22,13 @@ class Backend:
     ops: frozenset[str] | None = None  # those it has; None: all of them
     float32: bool = True  # q, k, v and out may be float32
     order: tuple[int, str] | None = None  # of the virtual GPU: seed and completion of asynchronous operations
+    triton: bool = False
 
     def load(self) -> None:
         """Registers its ops, where importing pagedkern did not."""
-        if self.order is not None:
+        if self.triton:
+            import pagedkern.triton_kernels  # noqa: F401
+        elif self.order is not None:
             from pagedkern import vgpu
 
             vgpu.load_ops()
@@ -43,7 +48,13 @@ class Backend:
             return nullcontext()
         from pagedkern import vgpu
 
-        return vgpu.session(seed=self.order[0], async_completion=self.order[1], checks="all")
+        stack = ExitStack()
+        stack.enter_context(vgpu.session(seed=self.order[0], async_completion=self.order[1], checks="all"))
+        if self.triton:
+            from pagedkern.testing import triton_vgpu
+
+            stack.enter_context(triton_vgpu.on_vgpu())
+        return stack
 
     def op(self, name: str, threads: int = ALL_THREADS) -> Callable:
         """torch.ops.<namespace>.<name> on that many threads; a backend that is not built fails here, by name."""
@@ -79,15 +90,38 @@ def _vgpu(name: str, seed: int, async_completion: str) -> Backend:
     return Backend(name, "pagedkern_vgpu", "cpu", False, ops=VGPU_OPS, float32=False, order=(seed, async_completion))
 
 
-BACKENDS = [
+TRITON_OPS = frozenset(
+    {
+        "reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache", "merge_attention_states",
+        "gather_cache", "copy_blocks", "swap_blocks", "paged_attention", "paged_attention_workspace_size",
+    }
+)  # fmt: skip
+
+
+def _triton(name: str, order: tuple[int, str] | None, max_work: float = float("inf")) -> Backend:
+    return Backend(
+        name, "pagedkern_triton", "cpu", False, max_work, ops=TRITON_OPS, float32=False, order=order, triton=True
+    )
+
+
+# Triton decides at import whether its kernels are interpreted: such a process has this backend alone.
+INTERPRET = _triton("triton_interpret", None, max_work=2e5)
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON_VGPU = [
+    _triton("triton_vgpu", (0, "late"), max_work=2e6),
+    _triton("triton_vgpu_early", (1, "early"), max_work=1e5),
+    _triton("triton_vgpu_random", (2, "random"), max_work=1e5),
+]
+LIBRARY_BACKENDS = [
     Backend("cpu", "pagedkern", "cpu", checks_values=True),
     _vgpu("vgpu", 0, "late"),
     _vgpu("vgpu_early", 1, "early"),
     _vgpu("vgpu_random", 2, "random"),
 ]
+BACKENDS = [INTERPRET] if INTERPRETING else LIBRARY_BACKENDS + (TRITON_VGPU if find_spec("triton") else [])
 # The judge itself as a backend: it must pass what it judges.
 REFERENCE = Backend("reference", "pagedkern_reference", "cpu", checks_values=True)
 
 
 def by_name(name: str) -> Backend:
-    return {backend.name: backend for backend in [*BACKENDS, REFERENCE]}[name]
+    return {backend.name: backend for backend in [*BACKENDS, INTERPRET, REFERENCE]}[name]
