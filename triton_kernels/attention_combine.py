@@ -3,7 +3,7 @@
 import triton.language as tl
 
 from .attention_schedule import chunk_of_batch, lengths, partials_before, splits_of, work_of
-from .common import float32_at, kernel, row_pointers
+from .common import float32_at, kernel, narrow, row_pointers
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -55,7 +55,7 @@ def paged_attention_combine_kernel(
             b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
             o_token = (first_token + token).to(tl.int64)
             o_out = o_token * out_stride_token + head * out_stride_head
-            tl.store(row_pointers(out, o_out, i_d, 1), b_out.to(out.dtype.element_ty), mask=mask)
+            tl.store(row_pointers(out, o_out, i_d, 1), narrow(b_out, out.dtype.element_ty), mask=mask)
             b_lse = tl.where(b_sum > 0, (b_max + tl.log2(b_sum)) * LN2, float("-inf"))
             p_lse = float32_at(lse) + o_token * lse_stride_token + head * lse_stride_head
             tl.store(p_lse, b_lse, mask=m_head & (lse != 0))

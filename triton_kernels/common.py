@@ -153,21 +153,26 @@ def padded_head_dim(head_dim: int) -> int:
     return max(64, next_power_of_2(head_dim))
 
 
+INTERPRETING = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def narrow(x, kind: tl.constexpr):
+    """float32 to a 16-bit float, to nearest even; other dtypes as they are. The interpreter cuts bfloat16 off: there the bits are rounded."""
+    if INTERPRETING:
+        if (kind == tl.bfloat16) & (x.dtype == tl.float32):
+            bits = x.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(kind)
+
+
 @triton.jit
 def row_pointers(base, o_row, i_column, VECTOR: tl.constexpr):
     """Pointers [rows, columns]: element offsets o_row (int64), then columns; aligned to VECTOR bytes."""
     p_tile = base + o_row[:, None] + i_column[None, :]
     if VECTOR > 1:
         p_tile = tl.multiple_of(p_tile, (1, VECTOR))
-    return p_tile
-
-
-@triton.jit
-def column_pointers(base, i_row, o_column, VECTOR: tl.constexpr):
-    """Pointers [rows, columns], transposed: consecutive rows are consecutive in memory."""
-    p_tile = base + i_row[:, None] + o_column[None, :]
-    if VECTOR > 1:
-        p_tile = tl.multiple_of(p_tile, (VECTOR, 1))
     return p_tile
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .cache_write import load_scale
-from .common import as_stored, cdiv, kernel, launch, padded_head_dim, row_pointers, scale_args, vector_bytes
+from .common import as_stored, cdiv, kernel, launch, narrow, padded_head_dim, row_pointers, scale_args, vector_bytes
 from .fp8 import IS_PLAIN, decode, format_of
 
 TOKENS = 16  # of a program
@@ -19,7 +19,7 @@ def gather_rows(
     if FORMAT == IS_PLAIN:
         value = stored
     else:
-        value = (decode(stored, FORMAT) * load_scale(scale, o_scale, m_token)[:, None]).to(rows.dtype.element_ty)
+        value = narrow(decode(stored, FORMAT) * load_scale(scale, o_scale, m_token)[:, None], rows.dtype.element_ty)
     tl.store(row_pointers(rows, o_row, i_column, VECTOR_ROW), value, mask=mask)
 
 

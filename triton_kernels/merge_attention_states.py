@@ -8,6 +8,7 @@ from .common import (
     float32_at,
     kernel,
     launch,
+    narrow,
     next_power_of_2,
     padded_head_dim,
     row_pointers,
@@ -44,11 +45,11 @@ def merge_attention_states_kernel(
     total = exp_a + exp_b
     weight_a = tl.div_rn(exp_a, tl.where(total > 0, total, 1.0))
     weight_b = tl.div_rn(exp_b, tl.where(total > 0, total, 1.0))
-    kind = out.dtype.element_ty
-    merged = (b_a.to(tl.float32) * weight_a[:, None] + b_b.to(tl.float32) * weight_b[:, None]).to(kind)
+    kind: tl.constexpr = out.dtype.element_ty
+    merged = narrow(b_a.to(tl.float32) * weight_a[:, None] + b_b.to(tl.float32) * weight_b[:, None], kind)
     # What stands alone is taken as it is, and the values of an empty part, NaN perhaps, are dropped.
-    merged = tl.where(empty_b[:, None], b_a.to(kind), merged)
-    merged = tl.where(empty_a[:, None], b_b.to(kind), merged)
+    merged = tl.where(empty_b[:, None], narrow(b_a, kind), merged)
+    merged = tl.where(empty_a[:, None], narrow(b_b, kind), merged)
     nothing = empty_a & empty_b
     merged = tl.where(nothing[:, None], tl.zeros((ROWS, BLOCK_D), kind), merged)
     # Threads of two warps may hold the same row: all must have read before any writes over it (out and lse in place).

@@ -14,13 +14,14 @@ from .attention_plan import Plan, config_of, fit, partial_bytes, plan
 from .attention_schedule import LARGE, SMALL, chunk_of_batch, find_item, lengths, splits_of, work_of
 from .cache_write import load_scale
 from .common import (
-    INTERPRETED,
+    INTERPRETING,
     address,
     as_stored,
     converts_fp8,
     float32_at,
     kernel,
     launch,
+    narrow,
     num_processors,
     padded_head_dim,
     row_pointers,
@@ -42,13 +43,13 @@ def widen(stored, kind: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr
     if FORMAT == IS_PLAIN or NATIVE:
         return stored.to(kind)
     else:
-        return decode(stored, FORMAT).to(kind)
+        return narrow(decode(stored, FORMAT), kind)
 
 
 @triton.jit
-def multiply(a, b, FLOAT32: tl.constexpr):
+def multiply(a, b):
     """a @ b in float32. The interpreter multiplies the bits of bfloat16 as integers: there in float32."""
-    if FLOAT32:
+    if INTERPRETING:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(a, b)
@@ -75,7 +76,7 @@ def store_result(out, o_out, lse, o_lse, sinks, head, b_out, b_max, b_sum, i_d, 
     shrink = tl.exp2(b_max - guard)
     total = b_sum * shrink + tl.exp2(b_sink - guard)
     b_out = b_out * (shrink / tl.where(total > 0, total, 1.0))[:, None]
-    tl.store(row_pointers(out, o_out, i_d, 1), b_out.to(out.dtype.element_ty), mask=m_out)
+    tl.store(row_pointers(out, o_out, i_d, 1), narrow(b_out, out.dtype.element_ty), mask=m_out)
     b_lse = tl.where(total > 0, (guard + tl.log2(total)) * LN2, float("-inf"))
     tl.store(float32_at(lse) + o_lse, b_lse, mask=m_row & (lse != 0))
 
@@ -91,7 +92,7 @@ def attend(
     group, num_kv_heads, head_dim, block_size, window_left, window_right, scale, softcap, num_partial_rows,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
     FORMAT: tl.constexpr, NATIVE: tl.constexpr, TOKEN_SCALES: tl.constexpr, EXTRAS: tl.constexpr,
-    VECTOR: tl.constexpr, FLOAT32: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """One tile over the key blocks begin_block..end_block of its sequence."""
     i_d = tl.arange(0, BLOCK_D)
@@ -136,7 +137,7 @@ def attend(
         p_key = row_pointers(key_cache, page * kc_stride_block + offset * kc_stride_token, i_d, VECTOR)
         p_value = row_pointers(value_cache, page * vc_stride_block + offset * vc_stride_token, i_d, VECTOR)
         b_key = widen(tl.load(p_key, mask=m_tile, other=0.0), kind, FORMAT, NATIVE)
-        b_score = multiply(b_query, tl.trans(b_key), FLOAT32) * scale
+        b_score = multiply(b_query, tl.trans(b_key)) * scale
         if TOKEN_SCALES:
             o_key_scale = page * ks_stride_block + offset * ks_stride_token
             b_score *= load_scale(k_scale, o_key_scale, m_key)[None, :]
@@ -158,7 +159,7 @@ def attend(
             # Scales are near 1 / (largest FP8 value): as float16 the products need the range back.
             b_weight *= by_token[None, :] * (256.0 if FORMAT == IS_E4M3 else 32768.0)
         b_value = widen(tl.load(p_value, mask=m_tile, other=0.0), kind, FORMAT, NATIVE)
-        b_out = b_out * shrink[:, None] + multiply(b_weight.to(kind), b_value, FLOAT32)
+        b_out = b_out * shrink[:, None] + multiply(narrow(b_weight, kind), b_value)
     if TOKEN_SCALES:
         b_out *= 1.0 / 256.0 if FORMAT == IS_E4M3 else 1.0 / 32768.0
     elif FORMAT != IS_PLAIN:
@@ -189,7 +190,7 @@ def paged_attention_kernel(
     num_partial_rows: tl.int64, scale: tl.float32, softcap: tl.float32,
     HAS_LARGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
     FORMAT: tl.constexpr, NATIVE: tl.constexpr, TOKEN_SCALES: tl.constexpr, EXTRAS: tl.constexpr,
-    VECTOR: tl.constexpr, FLOAT32: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) - item * num_kv_heads
@@ -225,7 +226,7 @@ def paged_attention_kernel(
                 lse_stride_token, lse_stride_head, kc_stride_block, kc_stride_token, vc_stride_block, vc_stride_token,
                 ks_stride_block, ks_stride_token, vs_stride_block, vs_stride_token, group, num_kv_heads, head_dim,
                 block_size, window_left, window_right, scale, softcap, num_partial_rows, LARGE, BLOCK_N, BLOCK_D,
-                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR, FLOAT32,
+                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR,
             )  # fmt: skip
         else:
             attend(
@@ -235,7 +236,7 @@ def paged_attention_kernel(
                 lse_stride_token, lse_stride_head, kc_stride_block, kc_stride_token, vc_stride_block, vc_stride_token,
                 ks_stride_block, ks_stride_token, vs_stride_block, vs_stride_token, group, num_kv_heads, head_dim,
                 block_size, window_left, window_right, scale, softcap, num_partial_rows, SMALL, BLOCK_N, BLOCK_D,
-                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR, FLOAT32,
+                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR,
             )  # fmt: skip
 
 
@@ -297,7 +298,7 @@ def paged_attention(
         block_table.stride(0), num_seqs, group, num_kv_heads, head_dim // 8, min(key_cache.size(1), UNBOUNDED), left,
         right, chosen.num_splits, chosen.target, chosen.partial_rows, scale, softcap, chosen.has_large,
         config.block_n, block_d, block_d == head_dim, form, native, token_scales,
-        softcap > 0 or alibi_slopes is not None, vector_bytes(key_cache, value_cache), INTERPRETED,
+        softcap > 0 or alibi_slopes is not None, vector_bytes(key_cache, value_cache),
     )  # fmt: skip
     launch(
         paged_attention_kernel, (chosen.items * num_kv_heads,), args, by_address=by_address,

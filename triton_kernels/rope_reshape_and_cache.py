@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .cache_write import load_scale, next_owned, owned_tokens, plan, store_rows
-from .common import as_stored, kernel, launch, next_power_of_2, row_pointers, scale_args, vector_bytes
+from .common import as_stored, kernel, launch, narrow, next_power_of_2, row_pointers, scale_args, vector_bytes
 from .fp8 import format_of
 
 
@@ -14,8 +14,8 @@ def rotate(rows, o_row, i_first, i_second, mask, cosine, sine):
     p_first, p_second = rows + o_row[:, None] + i_first[None, :], rows + o_row[:, None] + i_second[None, :]
     first, second = tl.load(p_first, mask=mask, other=0.0), tl.load(p_second, mask=mask, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
-    turned_x = (x * cosine[None, :] - y * sine[None, :]).to(first.dtype)
-    turned_y = (y * cosine[None, :] + x * sine[None, :]).to(first.dtype)
+    turned_x = narrow(x * cosine[None, :] - y * sine[None, :], first.dtype)
+    turned_y = narrow(y * cosine[None, :] + x * sine[None, :], first.dtype)
     tl.store(p_first, turned_x, mask=mask)
     tl.store(p_second, turned_y, mask=mask)
     return turned_x, turned_y
