@@ -14,6 +14,7 @@ from pagedkern.testing.backends import BACKENDS, Backend, by_name
 
 def pytest_addoption(parser):
     parser.addoption("--backend", action="append", help="run the op tests on this backend; may be given again")
+    parser.addoption("--every-case", action="store_true", help="also the cases that a slow backend leaves out")
     parser.addoption("--random-cases", type=int, default=400, help="cases of the randomised differential test")
 
 
@@ -48,7 +49,7 @@ def needed_ops(item) -> set[str]:
 
 def takes_order(item, backend, params) -> bool:
     """Tests marked one_order run in the last order; the random cases are shared out among the orders."""
-    orders = [b.name for b in BACKENDS if b.order is not None]
+    orders = [b.name for b in BACKENDS if b.order is not None and b.namespace == backend.namespace]
     if item.get_closest_marker("one_order"):
         return backend.name == orders[-1]
     seed = params.get("random_seed", orders.index(backend.name))
@@ -77,12 +78,18 @@ def runs_here(item) -> bool:
     return bool(names) and backend.has(names)
 
 
+def is_sampled(item) -> bool:
+    backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+    return not isinstance(backend, Backend) or backend.samples(item.nodeid)
+
+
 def pytest_collection_modifyitems(config, items):
     # Deselected, and counted as such: what cannot run on a backend is no pass and no skip there.
-    others = [item for item in items if not runs_here(item)]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if runs_here(item)]
+    chosen = [item for item in items if runs_here(item) and (config.getoption("--every-case") or is_sampled(item))]
+    if len(chosen) < len(items):
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ SMALL_ROWS = 16  # query rows (tokens x heads of one KV head) of a tile of a sho
 LARGE_ROWS = 64  # and of a longer one
 SPLIT_TOKENS = 16  # longer queries fill the machine without splitting their keys
 MIN_SPLIT_BLOCKS = 4  # key blocks of a split where num_splits is 0
+MAX_SCHEDULED = 4096  # sequences; more of them fill any machine, and every program would look at all of them
 BUCKETS_PER_PROCESSOR = 2  # programs per processor that the automatic schedule aims at
 
 
@@ -52,6 +53,11 @@ class Plan(NamedTuple):
     split_tokens: int  # upper bound of a split query's tokens
     partial_rows: int  # upper bound of rows of partial results, of each KV head; 0: nothing is split
 
+    @property
+    def direct(self) -> bool:
+        """Every sequence is one item: no program has to look at the lengths of all."""
+        return self.num_splits == 1 and not self.has_large
+
 
 def plan(
     num_tokens: int, num_heads: int, num_kv_heads: int, num_seqs: int, max_seqlen_q: int, max_seqlen_k: int,
@@ -65,7 +71,7 @@ def plan(
         tiles = min(num_seqs * cdiv(rows, LARGE_ROWS), num_seqs + cdiv(num_tokens * group, LARGE_ROWS))
     split_tokens = max(1, min(max_seqlen_q, SPLIT_TOKENS))
     target = max(1, processors * BUCKETS_PER_PROCESSOR // num_kv_heads)
-    if num_splits == 0 and max_seqlen_k <= MIN_SPLIT_BLOCKS * block_n:
+    if num_splits == 0 and (max_seqlen_k <= MIN_SPLIT_BLOCKS * block_n or num_seqs > MAX_SCHEDULED):
         num_splits = 1
     num_splits = min(num_splits, max(1, cdiv(max_seqlen_k, block_n)))  # a split has a block of keys at least
     if num_splits == 1:

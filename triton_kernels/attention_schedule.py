@@ -68,14 +68,18 @@ def chunk_of_batch(
 
 @triton.jit
 def find_item(
-    item, seq_lens, cu_seqlens_q, num_seqs, group, window_left, num_splits, chunk, BLOCK_N: tl.constexpr
+    item, direct, seq_lens, cu_seqlens_q, num_seqs, group, window_left, num_splits, chunk, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """(sequence, num_seqs if there are fewer items; the item's index in it; partial rows of the sequences before)."""
+    """(sequence, num_seqs if there are fewer items; the item's index in it; partial rows of the sequences before).
+    direct: every sequence is one item."""
     seq = tl.zeros((), tl.int32)
     before = tl.zeros((), tl.int32)
     seen = tl.zeros((), tl.int32)
     partials = tl.zeros((), tl.int32)
-    for first in range(0, num_seqs, SCAN):
+    if direct != 0:
+        seq += item
+        before += item
+    for first in range(0, tl.where(direct != 0, 0, num_seqs), SCAN):
         i_seq = first + tl.arange(0, SCAN)
         m_seq = i_seq < num_seqs
         _, q_len, seq_len = lengths(i_seq, m_seq, seq_lens, cu_seqlens_q)

@@ -158,7 +158,8 @@ INTERPRETING = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def narrow(x, kind: tl.constexpr):
-    """float32 to a 16-bit float, to nearest even; other dtypes as they are. The interpreter cuts bfloat16 off: there the bits are rounded."""
+    """float32 to a 16-bit float, to nearest even; one that is narrow already stays as it is. The interpreter cuts
+    bfloat16 off: there the bits are rounded first."""
     if INTERPRETING:
         if (kind == tl.bfloat16) & (x.dtype == tl.float32):
             bits = x.to(tl.int32, bitcast=True)

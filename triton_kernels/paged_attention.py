@@ -187,7 +187,7 @@ def paged_attention_kernel(
     v_scale: tl.int64, vs_stride_block: tl.int64, vs_stride_token: tl.int64, vs_stride_head: tl.int64,
     table_stride: tl.int64, num_seqs: tl.int32, group: tl.int32, num_kv_heads: tl.int32, head_dim_by_8: tl.int32,
     block_size: tl.int32, window_left: tl.int32, window_right: tl.int32, num_splits: tl.int32, target: tl.int32,
-    num_partial_rows: tl.int64, scale: tl.float32, softcap: tl.float32,
+    direct: tl.int32, num_partial_rows: tl.int64, scale: tl.float32, softcap: tl.float32,
     HAS_LARGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
     FORMAT: tl.constexpr, NATIVE: tl.constexpr, TOKEN_SCALES: tl.constexpr, EXTRAS: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -196,7 +196,7 @@ def paged_attention_kernel(
     kv_head = tl.program_id(0) - item * num_kv_heads
     chunk = chunk_of_batch(seq_lens, cu_seqlens_q, num_seqs, group, window_left, num_splits, target, BLOCK_N)
     seq, index, partial_row = find_item(
-        item, seq_lens, cu_seqlens_q, num_seqs, group, window_left, num_splits, chunk, BLOCK_N
+        item, direct, seq_lens, cu_seqlens_q, num_seqs, group, window_left, num_splits, chunk, BLOCK_N
     )
     if seq < num_seqs:
         first_token, q_len, seq_len = lengths(seq, seq < num_seqs, seq_lens, cu_seqlens_q)
@@ -296,8 +296,8 @@ def paged_attention(
         address(lse), address(partials), *query.stride()[:2], *out.stride()[:2], *lse_strides,
         *key_cache.stride()[:3], *value_cache.stride()[:3], *scale_args(k_scale), *scale_args(v_scale),
         block_table.stride(0), num_seqs, group, num_kv_heads, head_dim // 8, min(key_cache.size(1), UNBOUNDED), left,
-        right, chosen.num_splits, chosen.target, chosen.partial_rows, scale, softcap, chosen.has_large,
-        config.block_n, block_d, block_d == head_dim, form, native, token_scales,
+        right, chosen.num_splits, chosen.target, int(chosen.direct), chosen.partial_rows, scale, softcap,
+        chosen.has_large, config.block_n, block_d, block_d == head_dim, form, native, token_scales,
         softcap > 0 or alibi_slopes is not None, vector_bytes(key_cache, value_cache),
     )  # fmt: skip
     launch(

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,16 @@ def test_pagedkern_does_not_import_triton_at_import():
         if any(matches(name, "triton") for name in imports(path, top_level_only=True))
     ]
     assert not breaches
+
+
+def test_triton_kernels_import_torch_and_triton_alone():
+    breaches = [
+        (path.name, name)
+        for path in python_files("triton_kernels")
+        for name in imports(path)
+        if not matches(name, "torch", "triton", "triton_kernels") and name.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert python_files("triton_kernels") and not breaches
 
 
 # attention.py and kv_cache.py are where the engine meets the library; quantized.py calls the CPU's own linear layers.

@@ -60,6 +60,7 @@ def test_holds_the_packages_and_nothing_else(wheel):
     assert any(name.startswith("pagedkern/_C.") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     python = {p.relative_to(ROOT).as_posix() for top in ("pagedkern", "engine_min") for p in (ROOT / top).rglob("*.py")}
+    python |= {f"pagedkern/triton_kernels/{p.name}" for p in (ROOT / "triton_kernels").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == python
 
 
@@ -68,6 +69,19 @@ def test_runs_outside_the_tree_under_the_torch_it_was_built_with(wheel, tmp_path
     output = run(sys.executable, "-P", str(SMOKE), cwd=tmp_path, PYTHONPATH=str(site))
     assert f"ran under torch {torch.__version__}" in output
     assert str(site / "pagedkern") in output
+
+
+def test_triton_kernels_live_inside_the_package(wheel, tmp_path):
+    """A top-level triton_kernels would shadow Triton's own package of that name."""
+    site = unpacked(wheel, tmp_path / "site")
+    assert not (site / "triton_kernels").exists()
+    code = (
+        "import sys, pagedkern; assert 'triton' not in sys.modules; import pagedkern.triton_kernels as t, torch; "
+        "print(t.__file__, torch.ops.pagedkern_triton.paged_attention.default._schema.name); "
+        "from importlib.util import find_spec; assert find_spec('triton_kernels') is None"
+    )
+    output = run(sys.executable, "-P", "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    assert output.split() == [str(site / "pagedkern/triton_kernels/__init__.py"), "pagedkern_triton::paged_attention"]
 
 
 def test_same_wheel_runs_under_another_torch(wheel, other_python, tmp_path):
