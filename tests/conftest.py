@@ -1,6 +1,7 @@
 """Every test that takes `backend` runs on all of them, or on those named with --backend."""
 
 import os
+from contextlib import nullcontext
 
 # Threads that wait must not spin: tests often share their cores. Read when torch starts its threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -97,6 +98,14 @@ def _needs_hardware(request):
     backend = request.node.callspec.params.get("backend") if hasattr(request.node, "callspec") else None
     if backend is not None and backend.hardware:
         pytest.skip(f"backend {backend.name} needs {backend.hardware}")
+
+
+@pytest.fixture(autouse=True)
+def _runs_everything_there(request):
+    """Tests that call torch.ops themselves find Triton's kernels on the virtual GPU too."""
+    backend = request.node.callspec.params.get("backend") if hasattr(request.node, "callspec") else None
+    with backend.session() if getattr(backend, "triton", False) else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

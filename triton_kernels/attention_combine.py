@@ -7,7 +7,7 @@ from .common import float32_at, kernel, narrow, row_pointers
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-HEADS = tl.constexpr(16)  # query heads of a KV head done together
+HEADS = tl.constexpr(8)  # query heads of a KV head done together
 
 
 @kernel

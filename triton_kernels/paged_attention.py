@@ -312,7 +312,7 @@ def paged_attention(
         chosen.target, chosen.partial_rows, config.block_n, block_d,
     )  # fmt: skip
     grid = (num_seqs * chosen.split_tokens * num_kv_heads,)
-    launch(paged_attention_combine_kernel, grid, args, by_address=by_address, num_warps=4)
+    launch(paged_attention_combine_kernel, grid, args, by_address=by_address, num_warps=1)
 
 
 def workspace_size(

@@ -44,7 +44,7 @@ class Backend:
         dtype_fits = self.float32 or not computes or case.dtype != torch.float32
         return self.has([case.op_name]) and dtype_fits and case.work <= self.max_work
 
-    def _session(self):
+    def session(self):
         """On the virtual GPU: every launch in this order, with all checks on."""
         if self.order is None:
             return nullcontext()
@@ -71,7 +71,7 @@ class Backend:
             harness_threads = torch.get_num_threads()
             torch.set_num_threads(threads)
             try:
-                with self._session():
+                with self.session():
                     return function(*args, **kwargs)
             finally:
                 torch.set_num_threads(harness_threads)
@@ -111,7 +111,7 @@ def _triton(name: str, order: tuple[int, str] | None, max_work: float, sample: i
 
 
 # Triton decides at import whether its kernels are interpreted: such a process has this backend alone.
-INTERPRET = _triton("triton_interpret", None, 1e5, 60)
+INTERPRET = _triton("triton_interpret", None, 1e5, 25)
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON_VGPU = [
     _triton("triton_vgpu", (0, "late"), 2e6, 20),
