@@ -111,12 +111,12 @@ def _triton(name: str, order: tuple[int, str] | None, max_work: float, sample: i
 
 
 # Triton decides at import whether its kernels are interpreted: such a process has this backend alone.
-INTERPRET = _triton("triton_interpret", None, 1e5, 25)
+INTERPRET = _triton("triton_interpret", None, 1e5, 50)
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON_VGPU = [
-    _triton("triton_vgpu", (0, "late"), 2e6, 20),
-    _triton("triton_vgpu_early", (1, "early"), 3e5, 60),
-    _triton("triton_vgpu_random", (2, "random"), 3e5, 60),
+    _triton("triton_vgpu", (0, "late"), 2e6, 40),
+    _triton("triton_vgpu_early", (1, "early"), 3e5, 120),
+    _triton("triton_vgpu_random", (2, "random"), 3e5, 120),
 ]
 LIBRARY_BACKENDS = [
     Backend("cpu", "pagedkern", "cpu", checks_values=True),
