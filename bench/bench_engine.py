@@ -86,12 +86,12 @@ class Vllm:
 PROCESSES = {"ours": Ours, "transformers": Transformers, "vllm": Vllm}
 
 
-def measure(process: str, model: str, dtype: str, prompts: list[list[int]], started: float) -> dict:
+def measure(process: str, model: str, dtype: str, prompts: list[list[int]], batches: list[int], started: float) -> dict:
     """Runs in the engine's own process; `started` is the wall clock at which the parent started it."""
     engine = PROCESSES[process](model, dtype)
     engine.generate(prompts[:1], 1)
     result = {"first_token": time.time() - started}
-    for batch in BATCHES:
+    for batch in batches:
         chosen = prompts[:batch]
         tokens = engine.generate(chosen, NEW_TOKENS)
         assert [len(row) for row in tokens] == [NEW_TOKENS] * batch
@@ -104,13 +104,13 @@ def measure(process: str, model: str, dtype: str, prompts: list[list[int]], star
     return result
 
 
-def run(name: str, python: str, model: str, prompts: list[list[int]]) -> dict | None:
+def run(name: str, python: str, model: str, prompts: list[list[int]], batches: list[int]) -> dict | None:
     process, dtype = ENGINES[name]
     package = {"ours": "engine_min", "transformers": "transformers", "vllm": "vllm"}[process]
     if subprocess.run([python, "-c", f"import importlib.util as u; exit(u.find_spec('{package}') is None)"]).returncode:
         print(f"{name}: left out, {package} is not installed for {python} (see PAGEDKERN_PEER_PYTHON)")
         return None
-    job = json.dumps([process, model, dtype, prompts, time.time()])
+    job = json.dumps([process, model, dtype, prompts, batches, time.time()])
     done = subprocess.run([python, __file__, "--job", job], capture_output=True, text=True)
     if done.returncode:
         print(f"{name}: failed\n{done.stderr[-2000:]}")
@@ -138,35 +138,40 @@ def prepare() -> tuple[str, str, list[list[int]]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="run the engines whose name contains one of these, separated by commas")
+    parser.add_argument("--only", help="engines by name, or by a part of several names, separated by commas")
+    parser.add_argument(
+        "--batches", help="numbers of sequences, separated by commas", default=",".join(map(str, BATCHES))
+    )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job:
         sys.path.insert(0, str(Path(__file__).parents[1]))
-        process, model, dtype, prompts, started = json.loads(args.job)
-        print(json.dumps(measure(process, model, dtype, prompts, started)))
+        print(json.dumps(measure(*json.loads(args.job))))
         return 0
 
+    batches = [int(batch) for batch in args.batches.split(",")]
     gguf, directory, prompts = prepare()
     peer_python = os.environ.get("PAGEDKERN_PEER_PYTHON", sys.executable)
     results = {}
     for name, (process, _) in ENGINES.items():
-        if args.only is None or any(part in name for part in args.only.split(",")):
+        if args.only is None or any(
+            part == name or part not in ENGINES and part in name for part in args.only.split(",")
+        ):
             python, model = (sys.executable, gguf) if process == "ours" else (peer_python, directory)
-            result = run(name, python, model, prompts)
+            result = run(name, python, model, prompts, batches)
             if result is not None:
                 results[name] = result
-    columns = [f"{batch} seq tok/s" for batch in BATCHES]
+    columns = [f"{batch} seq tok/s" for batch in batches]
     print(f"\n{'engine':24}" + "".join(f"{column:>16}" for column in columns) + f"{'first token s':>16}")
     for name, result in results.items():
-        figures = "".join(f"{result[str(batch)]:16.1f}" for batch in BATCHES)
+        figures = "".join(f"{result[str(batch)]:16.1f}" for batch in batches)
         print(f"{name:24}{figures}{result['first_token']:16.2f}")
     peers = [result for name, result in results.items() if not name.startswith("engine_min")]
     if peers and "engine_min" in results:
-        ratios = [results["engine_min"][str(b)] / max(peer[str(b)] for peer in peers) for b in BATCHES]
+        ratios = [results["engine_min"][str(b)] / max(peer[str(b)] for peer in peers) for b in batches]
         print(
             "engine_min over the fastest peer: "
-            + ", ".join(f"{r:.2f}x at {b}" for r, b in zip(ratios, BATCHES, strict=True))
+            + ", ".join(f"{r:.2f}x at {b}" for r, b in zip(ratios, batches, strict=True))
         )
     return 0
 
