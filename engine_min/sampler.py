@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
 from engine_min.request import Request, SamplingParams
 
-NUM_CANDIDATES = 512  # sorted for every filtered row; rows that need more are sorted in full
+NUM_CANDIDATES = (512, 8192)  # sorted of each filtered row; where they are not enough, the next; at last the row
+_CHUNK = 128
 _MASK = (1 << 64) - 1
 
 
@@ -76,7 +79,7 @@ def _adjust(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     logits = logits.to(torch.float32, copy=True)
     penalised = [i for i in rows if requests[i].params.penalised]
     if penalised:
-        logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
+        _penalise(logits, penalised, [requests[i] for i in penalised])
     biases = [(i, token, bias) for i in rows for token, bias in (requests[i].params.logit_bias or {}).items()]
     if biases:
         at_row, at_token, values = zip(*biases, strict=True)
@@ -96,24 +99,32 @@ def _is_adjusted(request: Request) -> bool:
     return request.params.penalised or bool(request.params.logit_bias) or _below_minimum(request)
 
 
-def _penalise(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+def _penalise(logits: torch.Tensor, rows: list[int], requests: list[Request]) -> None:
+    """In place. Only the tokens that have occurred are touched, not the whole vocabulary."""
+    flat, vocab = logits.view(-1), logits.size(1)
     params = [request.params for request in requests]
-    repetition, presence, frequency = (
-        _column([getattr(p, f"{name}_penalty") for p in params], logits.device)
-        for name in ("repetition", "presence", "frequency")
-    )
-    seen = _counts([request.tokens for request in requests], logits) > 0
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    counts = _counts([request.tokens[len(request.prompt_token_ids) :] for request in requests], logits)
-    return logits - (counts * frequency + (counts > 0) * presence)
+
+    def settings(name: str, places: np.ndarray) -> torch.Tensor:
+        of_row = dict(zip(rows, (getattr(p, name) for p in params), strict=True))
+        table = np.array([of_row.get(row, 0.0) for row in range(logits.size(0))], dtype=np.float32)
+        return torch.from_numpy(table[places // vocab]).to(logits.device)
+
+    if any(p.repetition_penalty != 1 for p in params):
+        places, _ = _occurrences(rows, [request.tokens for request in requests], vocab)
+        at, penalty = torch.from_numpy(places).to(logits.device), settings("repetition_penalty", places)
+        values = flat[at]
+        flat[at] = torch.where(values > 0, values / penalty, values * penalty)
+    if any(p.presence_penalty or p.frequency_penalty for p in params):
+        outputs = [request.tokens[len(request.prompt_token_ids) :] for request in requests]
+        places, counts = _occurrences(rows, outputs, vocab)
+        penalty = torch.from_numpy(counts).to(logits.device) * settings("frequency_penalty", places)
+        flat[torch.from_numpy(places).to(logits.device)] -= penalty + settings("presence_penalty", places)
 
 
-def _counts(token_lists: list[list[int]], like: torch.Tensor) -> torch.Tensor:
-    """How often each row's list holds each token of the vocabulary."""
-    rows, vocab = like.shape
-    flat = [row * vocab + token for row, tokens in enumerate(token_lists) for token in tokens]
-    places = torch.tensor(flat, dtype=torch.int64, device=like.device)
-    return torch.bincount(places, minlength=rows * vocab).view(rows, vocab)
+def _occurrences(rows: list[int], token_lists: list[list[int]], vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where in the flattened logits the tokens of each row's list are, each once, and how often it occurs."""
+    parts = [np.array(tokens, dtype=np.int64) + row * vocab for row, tokens in zip(rows, token_lists, strict=True)]
+    return np.unique(np.concatenate(parts), return_counts=True)
 
 
 def _column(values: list, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -150,12 +161,12 @@ class _Filters:
         self.top_p = _column([p.top_p for p in params], device, torch.float64)
         self.min_p = _column([p.min_p for p in params], device)
 
-    def covered_by(self, ordered: torch.Tensor) -> torch.Tensor:
+    def covered_by(self, ordered: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Rows whose likeliest tokens, `ordered`, surely hold all that is kept."""
-        no_top_k = self.top_k == self.vocab
-        enough = (ordered.sum(-1, keepdim=True, dtype=torch.float64) >= self.top_p) & (self.top_p < 1)
-        enough |= ordered[:, -1:] < self.min_p * ordered[:, :1]
-        return torch.where(no_top_k, enough, self.top_k <= ordered.size(1)).squeeze(1)
+        top_k, top_p = self.top_k[rows], self.top_p[rows]
+        enough = (ordered.sum(-1, keepdim=True, dtype=torch.float64) >= top_p) & (top_p < 1)
+        enough |= ordered[:, -1:] < self.min_p[rows] * ordered[:, :1]
+        return torch.where(top_k == self.vocab, enough, top_k <= ordered.size(1)).squeeze(1)
 
     def apply(self, ordered: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Zeroes what the filters drop from descending rows; the first entry always stays.
@@ -173,17 +184,22 @@ class _Filters:
 
 
 def _draw_filtered(probs: torch.Tensor, points: torch.Tensor, filters: _Filters) -> torch.Tensor:
-    """Which rows the candidates are enough for depends on each row alone, and so does what it draws."""
+    """How many candidates a row needs depends on the row alone, and so does what it draws."""
     tokens = torch.empty(probs.size(0), dtype=torch.int64, device=probs.device)
-    ordered, ids = probs.topk(min(NUM_CANDIDATES, filters.vocab), dim=-1)
-    covered = filters.covered_by(ordered)
-    rows = covered.nonzero().squeeze(1)
-    if rows.numel():
-        tokens[rows] = _pick(ordered[rows], ids[rows], points[rows], filters, rows)
-    rows = (~covered).nonzero().squeeze(1)
-    if rows.numel():
-        ordered, ids = probs[rows].sort(descending=True, stable=True)
-        tokens[rows] = _pick(ordered, ids, points[rows], filters, rows)
+    rows = torch.arange(probs.size(0), device=probs.device)
+    for count in NUM_CANDIDATES:
+        if count >= filters.vocab:
+            break
+        ordered, ids = probs[rows].topk(count, dim=-1)
+        covered = filters.covered_by(ordered, rows)
+        done = rows[covered]
+        if done.numel():
+            tokens[done] = _pick(ordered[covered], ids[covered], points[done], filters, done)
+        rows = rows[~covered]
+        if not rows.numel():
+            return tokens
+    ordered, ids = probs[rows].sort(descending=True, stable=True)
+    tokens[rows] = _pick(ordered, ids, points[rows], filters, rows)
     return tokens
 
 
@@ -193,8 +209,20 @@ def _pick(ordered: torch.Tensor, ids: torch.Tensor, points: torch.Tensor, filter
 
 
 def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Index where the running sum of each row passes the point's share of the row's total."""
-    sums = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = sums[:, -1:]
-    below = total.nextafter(torch.zeros_like(total))  # a point that rounds to 1 must not fall behind the last weight
-    return torch.searchsorted(sums, torch.minimum(points * total, below), right=True).squeeze(1)
+    """Index where the running sum of each row passes the point's share of the row's total.
+
+    First among sums of chunks, then within a chunk: running sums over a whole vocabulary take several times as long.
+    """
+    chunks = F.pad(weights, (0, -weights.size(1) % _CHUNK)).view(weights.size(0), -1, _CHUNK)
+    sums = chunks.sum(-1).double().cumsum(-1)
+    target = _below(points * sums[:, -1:], sums[:, -1:])
+    chunk = torch.searchsorted(sums, target, right=True)
+    before = torch.where(chunk > 0, sums.gather(1, (chunk - 1).clamp_(min=0)), 0.0)
+    inner = chunks.gather(1, chunk.unsqueeze(2).expand(-1, -1, _CHUNK)).squeeze(1).cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(inner, _below(target - before, inner[:, -1:]), right=True)
+    return (chunk * _CHUNK + place).squeeze(1)
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """A target that rounding has brought to the total would fall behind the last weight that is not zero."""
+    return torch.minimum(target, total.nextafter(torch.zeros_like(total)))

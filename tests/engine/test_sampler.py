@@ -7,7 +7,7 @@ import torch
 
 from engine_min import SamplingParams
 from engine_min.request import Request
-from engine_min.sampler import NUM_CANDIDATES, choice_seed, sample, uniform
+from engine_min.sampler import NUM_CANDIDATES, _invert, choice_seed, sample, uniform
 
 
 def request(seed=0, position=3, stop_ids=(), tokens=None, prompt=(1,), **params):
@@ -64,7 +64,14 @@ def test_frequencies(params):
 def test_rows_do_not_see_each_other():
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(12, 3000, generator=generator)
-    settings = [{}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": NUM_CANDIDATES + 9}]
+    settings = [
+        {},
+        {"temperature": 0},
+        {"top_k": 5},
+        {"top_p": 0.3},
+        {"top_p": 0.999},
+        {"top_k": NUM_CANDIDATES[0] + 9},
+    ]
     settings += [
         {"min_p": 0.2},
         {"temperature": 3.0, "top_p": 0.9},
@@ -79,11 +86,31 @@ def test_rows_do_not_see_each_other():
     assert together == sample(logits.flip(0), requests[::-1])[::-1]
 
 
-def test_flat_rows_need_more_than_the_candidates():
-    """Every token alike: top-p 0.5 must keep about half of 4096, far more than are sorted at first."""
-    tokens = set(draws(torch.zeros(4096), 2000, top_p=0.5))
-    assert len(tokens) > NUM_CANDIDATES
-    assert len(set(draws(torch.zeros(4096), 2000, top_k=1024))) > NUM_CANDIDATES
+@pytest.mark.parametrize("vocab, params, allowed", [(4096, {"top_p": 0.5}, 2048), (1100, {"top_k": 1024}, 1024),
+                                                    (20000, {"top_p": 0.9}, 18000), (20000, {"top_p": 0.3}, 6000),
+                                                    (9000, {"min_p": 0.5}, 9000)])  # fmt: skip
+def test_flat_rows_need_more_than_the_candidates(vocab, params, allowed):
+    """Every token alike, nearly: what is kept is far more than is sorted at first."""
+    logits = torch.linspace(0.01, 0, vocab)
+    tokens = draws(logits, 600, **params)
+    assert max(tokens) <= allowed * 1.01 and max(tokens) > allowed * 0.97
+    assert len(set(tokens)) > NUM_CANDIDATES[0]
+
+
+@pytest.mark.parametrize("width", [1, 127, 128, 129, 1000])
+def test_inverting_finds_the_right_place(width):
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.rand(200, width, generator=generator).double().float()
+    weights[torch.rand(200, width, generator=generator) < 0.5] = 0.0
+    weights[:, -1] = torch.where(weights.sum(1) == 0, 1.0, weights[:, -1])
+    points = torch.rand(200, 1, generator=generator, dtype=torch.float64)
+    points[:20], points[20:40] = 0.0, 1.0 - 2.0**-53
+    places = _invert(weights, points)
+    assert (weights.gather(1, places.unsqueeze(1)) > 0).all()
+    sums = weights.double().cumsum(1)
+    shares = (sums / sums[:, -1:]).gather(1, places.unsqueeze(1)).squeeze(1)
+    before = shares - (weights.double() / sums[:, -1:]).gather(1, places.unsqueeze(1)).squeeze(1)
+    assert (points.squeeze(1) < shares + 1e-6).all() and (points.squeeze(1) > before - 1e-6).all()
 
 
 def test_rows_without_a_finite_maximum_are_reported():

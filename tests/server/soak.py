@@ -123,7 +123,7 @@ def soak(server, seconds: float, num_clients: int) -> Counter:
     if server.server.engine._streams:
         report["ERROR: streams are left"] += len(server.server.engine._streams)
     early, late = usages[len(usages) // 4], usages[-1]
-    print(f"MiB and open files after a quarter of the time {early}, at the end {late}")
+    print("MiB and open files:", *usages)
     if late[0] > early[0] * 1.1 + 20:
         report[f"ERROR: memory grew from {early[0]} to {late[0]} MiB"] += 1
     if late[1] > early[1] + 2 * num_clients:
