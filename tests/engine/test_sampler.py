@@ -87,14 +87,14 @@ def test_rows_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("vocab, params, allowed", [(4096, {"top_p": 0.5}, 2048), (1100, {"top_k": 1024}, 1024),
-                                                    (20000, {"top_p": 0.9}, 18000), (20000, {"top_p": 0.3}, 6000),
+                                                    (12000, {"top_p": 0.9}, 10800), 
                                                     (9000, {"min_p": 0.5}, 9000)])  # fmt: skip
 def test_flat_rows_need_more_than_the_candidates(vocab, params, allowed):
     """Every token alike, nearly: what is kept is far more than is sorted at first."""
     logits = torch.linspace(0.01, 0, vocab)
-    tokens = draws(logits, 600, **params)
-    assert max(tokens) <= allowed * 1.01 and max(tokens) > allowed * 0.97
-    assert len(set(tokens)) > NUM_CANDIDATES[0]
+    tokens = draws(logits, 250, **params)
+    assert allowed * 0.97 < max(tokens) <= allowed * 1.01
+    assert sum(token > NUM_CANDIDATES[0] for token in tokens) > 100
 
 
 @pytest.mark.parametrize("width", [1, 127, 128, 129, 1000])
