@@ -87,7 +87,7 @@ def test_rows_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("vocab, params, allowed", [(4096, {"top_p": 0.5}, 2048), (1100, {"top_k": 1024}, 1024),
-                                                    (12000, {"top_p": 0.9}, 10800), 
+                                                    (12000, {"top_p": 0.9}, 10800),
                                                     (9000, {"min_p": 0.5}, 9000)])  # fmt: skip
 def test_flat_rows_need_more_than_the_candidates(vocab, params, allowed):
     """Every token alike, nearly: what is kept is far more than is sorted at first."""
