@@ -73,7 +73,8 @@ def trace_jobs(vocab: int, count: int, longest: int, seed: int = 0) -> list[Job]
     def length() -> int:
         return max(4, min(longest // 2, round(rng.lognormvariate(math.log(longest / 8), 0.8))))
 
-    return [Job(_prompt(rng, length(), vocab), length()) for _ in range(count)]
+    lengths = [(length(), length()) for _ in range(count)]  # the same for every vocabulary
+    return [Job(_prompt(rng, prompt, vocab), num_tokens) for prompt, num_tokens in lengths]
 
 
 def _prompt(rng: random.Random, length: int, vocab: int) -> list[int]:

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="static against continuous batching")
     _add_engine_options(bench, max_num_seqs=16)
     bench.add_argument("--requests", type=int, default=200, help="of the trace")
-    bench.add_argument("--longest", type=int, default=384, help="most tokens of prompt and answer in the trace")
+    bench.add_argument("--longest", type=int, default=768, help="most tokens of prompt and answer in the trace")
     bench.add_argument("--skip-example", action="store_true", help="the trace only")
     bench.add_argument("--plot", help="a PNG to write (needs matplotlib)")
     bench.set_defaults(function=bench_command)
