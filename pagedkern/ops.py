@@ -143,7 +143,9 @@ def paged_attention(
     lse: float32 `[num_tokens, num_heads]`, any strides: the natural logarithm of the softmax's sum, written.
     num_splits: parts a sequence's keys are cut into; 0 lets the backend choose. A pinned number makes a row's result
         independent of the rest of the batch, bit for bit.
-    workspace: uint8 `[bytes]` of at least `paged_attention_workspace_size(...)`; None: the backend finds its own.
+    workspace: uint8 `[bytes]` of at least `paged_attention_workspace_size(...)`, with any content; None: the backend
+        finds its own. On CUDA that is one per stream, which graphs captured from the stream share: graphs that are to
+        run at the same time need workspaces of their own.
     """
     if max_seqlen_q is None:
         max_seqlen_q = 1 if cu_seqlens_q is None else query.shape[0]
