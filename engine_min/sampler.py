@@ -46,7 +46,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
     reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
     logprobs = logits[reporting].float().log_softmax(dim=-1) if reporting else None
     logits = _adjust(logits, requests)
-    best, tokens = logits.max(dim=-1)
+    best, tokens = _best(logits)
     finite = best.isfinite().tolist()
     result: list[int | None] = [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
     drawn = [i for i, request in enumerate(requests) if not request.params.greedy and finite[i]]
@@ -57,6 +57,20 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
     if reporting:
         _report(logprobs, [requests[i] for i in reporting], [result[i] for i in reporting])
     return result
+
+
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row and the first place where it is, NaN counting as larger than all.
+
+    By chunks: on the CPU a maximum with its place takes twenty times as long as one without.
+    """
+    rows, vocab = logits.shape
+    if vocab % _CHUNK or logits.device.type != "cpu":
+        return logits.max(dim=-1)
+    chunks = logits.unflatten(1, (-1, _CHUNK))
+    best, chunk = chunks.amax(dim=-1).max(dim=-1)
+    place = chunks[torch.arange(rows), chunk].max(dim=-1).indices
+    return best, chunk * _CHUNK + place
 
 
 def _report(logprobs: torch.Tensor, requests: list[Request], tokens: list[int | None]) -> None:

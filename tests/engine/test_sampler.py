@@ -7,7 +7,7 @@ import torch
 
 from engine_min import SamplingParams
 from engine_min.request import Request
-from engine_min.sampler import NUM_CANDIDATES, _invert, choice_seed, sample, uniform
+from engine_min.sampler import NUM_CANDIDATES, _best, _invert, choice_seed, sample, uniform
 
 
 def request(seed=0, position=3, stop_ids=(), tokens=None, prompt=(1,), **params):
@@ -246,3 +246,20 @@ def test_logprobs_are_the_models_own():
 def test_bad_parameters(params, message):
     with pytest.raises(ValueError, match=message):
         SamplingParams(**params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [100, 128, 640, 49152])
+def test_best_is_the_first_of_the_largest(vocab, dtype):
+    torch.manual_seed(vocab)
+    logits = torch.randn(7, vocab).to(dtype)
+    logits[1, :] = 2.0
+    logits[2, [60, vocab - 1]] = 9.0
+    logits[3, vocab // 2] = math.nan
+    logits[4, :] = -math.inf
+    logits[5, 70] = math.inf
+    best, tokens = _best(logits)
+    expected = [int((row == row.max()).nonzero()[0]) if i != 3 else vocab // 2 for i, row in enumerate(logits)]
+    assert tokens.tolist() == expected
+    torch.testing.assert_close(best, logits.gather(1, tokens.unsqueeze(1)).squeeze(1), equal_nan=True)
+    assert _best(logits[:0])[0].shape == (0,)
