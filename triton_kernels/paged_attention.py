@@ -89,10 +89,10 @@ def attend(
     query_stride_token, query_stride_head, out_stride_token, out_stride_head, lse_stride_token, lse_stride_head,
     kc_stride_block, kc_stride_token, vc_stride_block, vc_stride_token,
     ks_stride_block, ks_stride_token, vs_stride_block, vs_stride_token,
-    group, num_kv_heads, head_dim, block_size, window_left, window_right, scale, softcap, num_partial_rows,
+    group, num_kv_heads, head_dim, block_size, block_shift, window_left, window_right, scale, softcap, num_partial_rows,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
     FORMAT: tl.constexpr, NATIVE: tl.constexpr, TOKEN_SCALES: tl.constexpr, EXTRAS: tl.constexpr,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr, PAGE_SHIFT: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """One tile over the key blocks begin_block..end_block of its sequence."""
     i_d = tl.arange(0, BLOCK_D)
@@ -130,12 +130,19 @@ def attend(
     for block in range(begin_block, end_block):
         key = block * BLOCK_N + i_n
         m_key = (key >= first_key) & (key < end_key)
-        column = key // block_size
-        offset = (key - column * block_size).to(tl.int64)
+        if PAGE_SHIFT:
+            column = key >> block_shift
+            offset = (key & (block_size - 1)).to(tl.int64)
+        else:
+            column = key // block_size
+            offset = (key - column * block_size).to(tl.int64)
         page = tl.load(table_row + column, mask=m_key, other=0).to(tl.int64)
         m_tile = m_key[:, None] if WHOLE_D else m_key[:, None] & m_d[None, :]
-        p_key = row_pointers(key_cache, page * kc_stride_block + offset * kc_stride_token, i_d, VECTOR)
-        p_value = row_pointers(value_cache, page * vc_stride_block + offset * vc_stride_token, i_d, VECTOR)
+        o_key = page * kc_stride_block + offset * kc_stride_token
+        # One address for both where their strides are equal, as they nearly always are.
+        o_value = o_key if SAME_STRIDES else page * vc_stride_block + offset * vc_stride_token
+        p_key = row_pointers(key_cache, o_key, i_d, VECTOR)
+        p_value = row_pointers(value_cache, o_value, i_d, VECTOR)
         b_key = widen(tl.load(p_key, mask=m_tile, other=0.0), kind, FORMAT, NATIVE)
         b_score = multiply(b_query, tl.trans(b_key)) * scale
         if TOKEN_SCALES:
@@ -186,11 +193,12 @@ def paged_attention_kernel(
     k_scale: tl.int64, ks_stride_block: tl.int64, ks_stride_token: tl.int64, ks_stride_head: tl.int64,
     v_scale: tl.int64, vs_stride_block: tl.int64, vs_stride_token: tl.int64, vs_stride_head: tl.int64,
     table_stride: tl.int64, num_seqs: tl.int32, group: tl.int32, num_kv_heads: tl.int32, head_dim_by_8: tl.int32,
-    block_size: tl.int32, window_left: tl.int32, window_right: tl.int32, num_splits: tl.int32, target: tl.int32,
-    direct: tl.int32, num_partial_rows: tl.int64, scale: tl.float32, softcap: tl.float32,
+    block_size: tl.int32, block_shift: tl.int32, window_left: tl.int32, window_right: tl.int32,
+    num_splits: tl.int32, target: tl.int32, direct: tl.int32, num_partial_rows: tl.int64,
+    scale: tl.float32, softcap: tl.float32,
     HAS_LARGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
     FORMAT: tl.constexpr, NATIVE: tl.constexpr, TOKEN_SCALES: tl.constexpr, EXTRAS: tl.constexpr,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr, PAGE_SHIFT: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) - item * num_kv_heads
@@ -225,8 +233,8 @@ def paged_attention_kernel(
                 table_row, query_stride_token, query_stride_head, out_stride_token, out_stride_head,
                 lse_stride_token, lse_stride_head, kc_stride_block, kc_stride_token, vc_stride_block, vc_stride_token,
                 ks_stride_block, ks_stride_token, vs_stride_block, vs_stride_token, group, num_kv_heads, head_dim,
-                block_size, window_left, window_right, scale, softcap, num_partial_rows, LARGE, BLOCK_N, BLOCK_D,
-                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR,
+                block_size, block_shift, window_left, window_right, scale, softcap, num_partial_rows, LARGE, BLOCK_N,
+                BLOCK_D, WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR, PAGE_SHIFT, SAME_STRIDES,
             )  # fmt: skip
         else:
             attend(
@@ -235,8 +243,8 @@ def paged_attention_kernel(
                 table_row, query_stride_token, query_stride_head, out_stride_token, out_stride_head,
                 lse_stride_token, lse_stride_head, kc_stride_block, kc_stride_token, vc_stride_block, vc_stride_token,
                 ks_stride_block, ks_stride_token, vs_stride_block, vs_stride_token, group, num_kv_heads, head_dim,
-                block_size, window_left, window_right, scale, softcap, num_partial_rows, SMALL, BLOCK_N, BLOCK_D,
-                WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR,
+                block_size, block_shift, window_left, window_right, scale, softcap, num_partial_rows, SMALL, BLOCK_N,
+                BLOCK_D, WHOLE_D, FORMAT, NATIVE, TOKEN_SCALES, EXTRAS, VECTOR, PAGE_SHIFT, SAME_STRIDES,
             )  # fmt: skip
 
 
@@ -289,16 +297,17 @@ def paged_attention(
     left, right = _window(window_left), 0 if causal else _window(window_right)
     lse_strides = lse.stride() if lse is not None else (0, 0)
     token_scales = any(s is not None and s.dim() == 3 for s in (k_scale, v_scale))
-    block_d = padded_head_dim(head_dim)
+    block_d, page = padded_head_dim(head_dim), min(key_cache.size(1), UNBOUNDED)
     by_address = (cu_seqlens_q, alibi_slopes, sinks, k_scale, v_scale, lse, partials)
     args = (
         query, keys, values, out, block_table, seq_lens, address(cu_seqlens_q), address(alibi_slopes), address(sinks),
         address(lse), address(partials), *query.stride()[:2], *out.stride()[:2], *lse_strides,
         *key_cache.stride()[:3], *value_cache.stride()[:3], *scale_args(k_scale), *scale_args(v_scale),
-        block_table.stride(0), num_seqs, group, num_kv_heads, head_dim // 8, min(key_cache.size(1), UNBOUNDED), left,
+        block_table.stride(0), num_seqs, group, num_kv_heads, head_dim // 8, page, page.bit_length() - 1, left,
         right, chosen.num_splits, chosen.target, int(chosen.direct), chosen.partial_rows, scale, softcap,
         chosen.has_large, config.block_n, block_d, block_d == head_dim, form, native, token_scales,
-        softcap > 0 or alibi_slopes is not None, vector_bytes(key_cache, value_cache),
+        softcap > 0 or alibi_slopes is not None, vector_bytes(key_cache, value_cache), page & (page - 1) == 0,
+        key_cache.stride()[:2] == value_cache.stride()[:2],
     )  # fmt: skip
     launch(
         paged_attention_kernel, (chosen.items * num_kv_heads,), args, by_address=by_address,
