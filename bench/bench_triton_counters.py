@@ -112,7 +112,6 @@ def attention_row(shape: AttentionShape, itemsize: int, num_splits: int) -> dict
         "SASS instructions of the loop / KiB": len(loop) * facts["warps"] / (tile / KIB),
         "loads of 16 bytes, others, in the loop": (wide, narrow),
         "wavefronts / fewest": wavefronts / max(wavefronts - report["shared_bank_conflicts"], 1),
-        "bytes in flight per SM": facts["blocks per SM"] * (facts["stages"] - 1) * tile,
         **facts,
     }
 
