@@ -90,9 +90,8 @@ def main() -> int:
     reader = Reader(args.model or str(demo_model()), args.text.read_text())
     baseline, best, continuations = reader.read()
     print(f"{len(best) + 1} tokens\n")
-    print(
-        f"| cache | scales | perplexity | log probability, mean distance | likeliest token the same | greedy, of {NEW_TOKENS} |"
-    )
+    distance, same = "log probability, mean distance", "likeliest token the same"
+    print(f"| cache | scales | perplexity | {distance} | {same} | greedy, of {NEW_TOKENS} |")
     print("|---|---|---|---|---|---|")
     print(f"| bfloat16 | | {math.exp(-baseline.mean()):.3f} | | | |")
     amax = reader.calibrate()
