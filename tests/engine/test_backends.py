@@ -52,3 +52,42 @@ def test_no_gpu_is_said_clearly(path, make_llm, monkeypatch):
     for options in ({"attention": "cuda"}, {"attention": "triton", "device": "cuda"}, {"device": "cuda"}):
         with pytest.raises(ValueError, match="torch sees no CUDA GPU here|attention 'cpu' runs on cpu"):
             make_llm(path, **options)
+
+
+VGPU_WAYS = {
+    "bf16": {},
+    "e4m3, dynamic scales": {"kv_cache_dtype": "fp8_e4m3"},
+    "e5m2, given scales": {"kv_cache_dtype": "fp8_e5m2", "kv_scales": 0.01},
+    "float16, small blocks, small chunks": {"dtype": "float16", "block_size": 4, "max_num_batched_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("way", VGPU_WAYS)
+def test_virtual_gpu(path, make_llm, way):
+    """A model on the CUDA kernels, from prompt to text, forks and cached prefixes included, without a GPU."""
+    options = {"dtype": "bfloat16"} | VGPU_WAYS[way]
+    params = SamplingParams(n=2, max_tokens=4, temperature=1, seed=1, ignore_eos=True, prompt_logprobs=0)
+    results = {}
+    for attention in ("cpu", "vgpu"):
+        llm = make_llm(path, attention=attention, **options)
+        first, again = llm.generate(PROMPTS, params), llm.generate(PROMPTS[::-1], params)
+        assert all(len(choice.token_ids) == 4 for output in first for choice in output.outputs)
+        logprobs = [list(found.values()) for o in [*first, *again[::-1]] for found in o.prompt_logprobs[1:]]
+        results[attention] = torch.tensor(logprobs)
+        llm.scheduler.check_integrity()
+    difference = (results["cpu"] - results["vgpu"]).abs()
+    assert difference.mean() < 0.05 and difference.max() < 0.5
+
+
+def test_virtual_gpu_swaps_and_caches_prefixes(path, make_llm):
+    """What is moved to the host and back, or found again, is what was computed: logits depend on nothing else."""
+    options = dict(attention="vgpu", block_size=4, max_num_seqs=4)
+    roomy = make_llm(path, **options)
+    tight = make_llm(path, num_blocks=9, swap_space_gib=0.001, **options)
+    prompts = [list(range(40, 52)), list(range(90, 99))]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+    expected = tokens_of(roomy.generate(prompts, params))
+    assert tokens_of(roomy.generate(prompts, params)) == expected
+    assert roomy.stats().prefix_hit_rate > 0.3
+    assert tokens_of(tight.generate(prompts, params)) == expected
+    assert tight.stats().preempted > 0
