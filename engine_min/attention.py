@@ -74,6 +74,7 @@ class Attention:
         self._out = torch.empty(max_num_tokens, config.num_heads, config.head_dim, dtype=dtype, device=device)
         self._no_slots = torch.full((max_num_tokens,), -1, device=device) if kv_cache.dynamic else None
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        # Of its own, since what a recorded step reads must stay where it is.
         size = max(
             ops.paged_attention_workspace_size(num_tokens, *heads, max_num_seqs, max_seqlen_q, max_model_len)
             for num_tokens, max_seqlen_q in ((max_num_seqs, 1), (max_num_tokens, max_num_tokens))

@@ -11,7 +11,7 @@ from engine_min.attention import Attention, Backend, resolve_backend
 from engine_min.block_manager import BlockManager
 from engine_min.config import EngineConfig
 from engine_min.core import EngineCore
-from engine_min.kv_cache import KVCache, bytes_per_block, cache_dtype, default_num_blocks, static_scales
+from engine_min.kv_cache import KVCache, Scales, bytes_per_block, cache_dtype, default_num_blocks, static_scales
 from engine_min.loader import Checkpoint, GGUFCheckpoint, open_checkpoint
 from engine_min.models import model_class
 from engine_min.output_text import OutputText
@@ -70,10 +70,9 @@ class LLM(EngineCore):
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
         config, model_config, device = self.config, self.parallel.local(self.model_config), self.backend.device
         dtype = cache_dtype(config.kv_cache_dtype, self.dtype)
-        is_fp8 = config.kv_cache_dtype.startswith("fp8")
-        scales = static_scales(config.kv_scales, checkpoint, self.model_config, device) if is_fp8 else None
-        scales = scales and [tuple(map(self._own_heads, pair)) for pair in scales]
-        block_bytes = bytes_per_block(model_config, config.block_size, dtype, is_fp8 and scales is None)
+        scales = self._static_scales(checkpoint)
+        is_dynamic = dtype.itemsize == 1 and scales is None
+        block_bytes = bytes_per_block(model_config, config.block_size, dtype, is_dynamic)
         wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
         num_blocks = config.num_blocks or default_num_blocks(config, model_config, block_bytes, wanted, device)
         num_blocks = self.parallel.least(num_blocks)
@@ -82,8 +81,14 @@ class LLM(EngineCore):
             model_config, num_blocks, config.block_size, dtype, device, self.backend.ops, scales, num_host_blocks
         )
 
-    def _own_heads(self, scale: torch.Tensor) -> torch.Tensor:
-        return scale if scale.numel() == 1 else self.parallel.part(scale, 0, scale.size(0))
+    def _static_scales(self, checkpoint: Checkpoint) -> Scales | None:
+        """Of this process's heads; None where the cache is not FP8, or its scales are dynamic."""
+        if not self.config.kv_cache_dtype.startswith("fp8"):
+            return None
+        scales = static_scales(self.config.kv_scales, checkpoint, self.model_config, self.backend.device)
+        part = self.parallel.part
+        own = [[s if s.numel() == 1 else part(s, 0, s.size(0)) for s in pair] for pair in scales or ()]
+        return [(keys, values) for keys, values in own] or None
 
     def reload_weights(self, model: str | None = None) -> None:
         """Loads the weights again, from another checkpoint of the same model if one is given. Nothing computed with the
@@ -93,7 +98,13 @@ class LLM(EngineCore):
         checkpoint = open_checkpoint(model or self.config.model)
         if checkpoint.config != self.model_config:
             raise ValueError(f"{model!r} is not a checkpoint of the model that is loaded: its config differs")
+        scales, old = self._static_scales(checkpoint) or [], self.kv_cache.static_scales
+        if [[s.shape for s in pair] for pair in scales] != [[s.shape for s in pair] for pair in old]:
+            raise ValueError(f"{model!r} has not the KV cache scales that the checkpoint loaded first has")
         self.runner.model = self._load(checkpoint)
+        for (old_key, old_value), (key, value) in zip(old, scales, strict=True):  # in place: recorded steps read them
+            old_key.copy_(key)
+            old_value.copy_(value)
         self.blocks.reset_prefix_cache()
         if self.runner.graphs is not None:
             self.runner.record()

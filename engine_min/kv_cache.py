@@ -36,6 +36,7 @@ class KVCache:
         self._pools = [self.storage]
         self._views = [[(part[:, 0], part[:, 1]) for part in self.storage]]
         self.layers = self._views[0]
+        self.static_scales = scales or []
         self.scales: list[tuple[torch.Tensor | None, torch.Tensor | None]]
         self.scales = scales or [(None, None)] * config.num_layers
         if self.dynamic:
