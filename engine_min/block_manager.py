@@ -115,9 +115,9 @@ class BlockManager:
 
     def flush_copies(self) -> None:
         """Before a step writes, and before any block is returned: so no block is part of two copies at once."""
-        if self._copies:
-            self._mover.copy(self._copies)
-            self._copies = []
+        copies, self._copies = self._copies, []
+        if copies:
+            self._mover.copy(copies)
 
     def close_row(self, row: int) -> None:
         self.flush_copies()

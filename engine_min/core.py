@@ -41,16 +41,18 @@ class EngineCore:
         for completion in self._advanced:
             completion.new_text = ""
         self._advanced = []
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return []
-        for chunk in chunks:
-            if chunk.samples and chunk.request.num_unforked:
-                chunk.children = self._children(chunk.request)
+        chunks: list[ScheduledChunk] = []
         try:
+            chunks = self.scheduler.schedule()
+            if not chunks:
+                return []
+            for chunk in chunks:
+                if chunk.samples and chunk.request.num_unforked:
+                    chunk.children = self._children(chunk.request)
             tokens = self.runner.step(chunks)
-        except Exception as error:
-            failed = [chunk.request.output for chunk in chunks if self.abort(chunk.request.request_id)]
+        except Exception as error:  # where blocks could not be moved, nobody who runs can trust his own
+            requests = [chunk.request for chunk in chunks] or list(self.scheduler.running)
+            failed = [request.output for request in requests if self.abort(request.request_id)]
             raise StepError(f"a step failed ({error}): aborted {_names(failed)}", failed, []) from error
         self._commit(chunks)
         drawn: list[Request] = []

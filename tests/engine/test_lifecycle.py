@@ -158,3 +158,26 @@ def test_numbers_beyond_float16_fail_loudly(make_llama, make_llm, dtype, ok):
     else:
         with pytest.raises(StepError, match="without a finite maximum"):
             llm.generate("abc", SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+
+
+@pytest.mark.parametrize("move", ["copy", "swap_out"])
+def test_blocks_that_cannot_be_moved_fail_those_who_run(move):
+    engine = FakeEngine(num_blocks=8, block_size=4, max_num_seqs=2, max_model_len=32, num_host_blocks=8)
+    first = engine.request("a", [1, 2, 3], n=2 if move == "copy" else 1, max_tokens=20)
+    if move == "swap_out":
+        engine.request("b", [4, 5, 6], max_tokens=20)
+    waiting = engine.request("c", [7, 8], max_tokens=5)
+    moved, failures = getattr(engine.cache, move), []
+
+    def fail_once(pairs):
+        if not failures:
+            failures.append(pairs)
+            raise RuntimeError("no memory")
+        moved(pairs)
+
+    setattr(engine.cache, move, fail_once)
+    with pytest.raises(StepError, match="no memory") as caught:
+        engine.run()
+    assert first in caught.value.failed and waiting not in caught.value.failed
+    engine.run()
+    assert waiting.outputs[0].finish_reason == "length" and engine.stats().blocks_used == 0
