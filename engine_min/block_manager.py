@@ -183,8 +183,9 @@ class BlockManager:
         if not 0 < held <= len(self._free_host):
             return None
         self.flush_copies()
-        host = [self._free_host.pop() for _ in range(held)]
+        host = self._free_host[-held:]
         self._mover.swap_out(list(zip(self.tables[row, :held].tolist(), host, strict=True)))
+        del self._free_host[-held:]
         return host
 
     def swap_in(self, row: int, host: list[int]) -> None:

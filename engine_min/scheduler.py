@@ -88,8 +88,8 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
         request.host_blocks = self.blocks.swap_out(request.row) if request.num_computed else None
+        self.running.remove(request)
         if request.host_blocks is None:
             request.num_computed = 0
         self.blocks.close_row(request.row)
@@ -156,8 +156,8 @@ class Scheduler:
             self.running.remove(request)
             self.blocks.close_row(request.row)
             request.row = None
-            return
-        self.waiting.remove(request)
+        else:
+            self.waiting.remove(request)
         if request.host_blocks is not None:
             self.blocks.drop_host(request.host_blocks)
             request.host_blocks = None

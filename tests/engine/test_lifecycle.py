@@ -160,12 +160,13 @@ def test_numbers_beyond_float16_fail_loudly(make_llama, make_llm, dtype, ok):
             llm.generate("abc", SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
 
 
-@pytest.mark.parametrize("move", ["copy", "swap_out"])
+@pytest.mark.parametrize("move", ["copy", "swap_out", "swap_in"])
 def test_blocks_that_cannot_be_moved_fail_those_who_run(move):
     engine = FakeEngine(num_blocks=8, block_size=4, max_num_seqs=2, max_model_len=32, num_host_blocks=8)
-    first = engine.request("a", [1, 2, 3], n=2 if move == "copy" else 1, max_tokens=20)
-    if move == "swap_out":
+    engine.request("a", [1, 2, 3], n=2 if move == "copy" else 1, max_tokens=20)
+    if move != "copy":
         engine.request("b", [4, 5, 6], max_tokens=20)
+    engine.step()
     waiting = engine.request("c", [7, 8], max_tokens=5)
     moved, failures = getattr(engine.cache, move), []
 
@@ -178,6 +179,7 @@ def test_blocks_that_cannot_be_moved_fail_those_who_run(move):
     setattr(engine.cache, move, fail_once)
     with pytest.raises(StepError, match="no memory") as caught:
         engine.run()
-    assert first in caught.value.failed and waiting not in caught.value.failed
+    assert caught.value.failed and waiting not in caught.value.failed
     engine.run()
     assert waiting.outputs[0].finish_reason == "length" and engine.stats().blocks_used == 0
+    assert failures and engine.stats().swapped == 0
