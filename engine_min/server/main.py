@@ -11,6 +11,9 @@ import uvicorn
 from engine_min.engine import LLM
 from engine_min.server.app import Server
 
+# Longer than clients keep an idle connection (httpx 5 s, uvicorn's default too), or one may close as the other asks.
+KEEP_ALIVE_SECONDS = 75
+
 
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or SIGINT nothing new is taken, and what runs is finished; a second SIGINT ends it at once."""
@@ -20,7 +23,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 server.app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=drain_seconds,
-                lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, lifespan="on",
             )
         )  # fmt: skip
 
