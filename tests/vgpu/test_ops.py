@@ -7,7 +7,7 @@ import pagedkern
 from pagedkern import vgpu
 from pagedkern.testing.backends import BACKENDS, VGPU_OPS
 
-ORDERS = [backend for backend in BACKENDS if backend.order is not None]
+ORDERS = [backend for backend in BACKENDS if backend.namespace == "pagedkern_vgpu"]
 E4M3 = torch.float8_e4m3fn
 OPS = {
     "reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache", "paged_attention",
