@@ -4,7 +4,7 @@ A failure names the case; rerun it alone with -k "seed_<n>]".
 """
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,10 +139,7 @@ def fitted(make, seed: int, backend):
     """The seed's case; on a backend that is slow or without float32 one that it can take: float32 becomes bfloat16, and
     a case too large gives way to that of another seed."""
     case = next(c for c in (make(seed + 10_000 * i) for i in range(1000)) if c.work <= backend.max_work)
-    if backend.float32:
-        return case
-    dtypes = [f.name for f in fields(case) if f.name.endswith("dtype") and getattr(case, f.name) == FP32]
-    return replace(case, **dict.fromkeys(dtypes, BF16))
+    return case if backend.float32 or case.dtype != FP32 else replace(case, dtype=BF16)
 
 
 @pytest.mark.ops("paged_attention")

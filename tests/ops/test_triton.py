@@ -29,8 +29,10 @@ def interpreted(*command: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.skipif(INTERPRETING, reason="needs a process that can compile; this one interprets")
 def test_the_case_list_passes_in_the_interpreter():
-    """A sample of the tests that run on every backend; `TRITON_INTERPRET=1 pytest --every-case` runs them all."""
-    run = interpreted("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", "triton_interpret")
+    """A sample of the case list and the random cases; `TRITON_INTERPRET=1 pytest tests/ops --every-case` runs every
+    test there is for it."""
+    chosen = "triton_interpret and (test_case or test_random)"
+    run = interpreted("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", chosen)
     assert run.returncode == 0, run.stdout[-4000:]
     assert " passed" in run.stdout
 
