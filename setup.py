@@ -63,16 +63,22 @@ CUDA = _files(
     ".cu",
     """
     block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache
-    paged_prefill/instantiations/bf16_128 paged_prefill/instantiations/bf16_192 paged_prefill/instantiations/bf16_256
-    paged_prefill/instantiations/bf16_64 paged_prefill/instantiations/bf16_96 paged_prefill/instantiations/f16_128
-    paged_prefill/instantiations/f16_192 paged_prefill/instantiations/f16_256 paged_prefill/instantiations/f16_64
-    paged_prefill/instantiations/f16_96 smoke/kernel
+    paged_decode/instantiations/bf16_128 paged_decode/instantiations/bf16_192 paged_decode/instantiations/bf16_256
+    paged_decode/instantiations/bf16_64 paged_decode/instantiations/bf16_96 paged_decode/instantiations/e4m3_128
+    paged_decode/instantiations/e4m3_192 paged_decode/instantiations/e4m3_256 paged_decode/instantiations/e4m3_64
+    paged_decode/instantiations/e5m2_128 paged_decode/instantiations/e5m2_192 paged_decode/instantiations/e5m2_256
+    paged_decode/instantiations/e5m2_64 paged_decode/instantiations/f16_128 paged_decode/instantiations/f16_192
+    paged_decode/instantiations/f16_256 paged_decode/instantiations/f16_64 paged_decode/instantiations/f16_96
+    paged_prefill/instantiations/bf16_128 paged_prefill/instantiations/bf16_192
+    paged_prefill/instantiations/bf16_256 paged_prefill/instantiations/bf16_64 paged_prefill/instantiations/bf16_96
+    paged_prefill/instantiations/f16_128 paged_prefill/instantiations/f16_192 paged_prefill/instantiations/f16_256
+    paged_prefill/instantiations/f16_64 paged_prefill/instantiations/f16_96 smoke/kernel
     """,
 )
 # Which kernel takes a call, and where in it: plain C++, linked wherever the kernels are.
-CUDA_DISPATCH = _files("csrc/", ".cpp", "paged_attention/dispatch paged_prefill/dispatch")
+CUDA_DISPATCH = _files("csrc/", ".cpp", "paged_attention/dispatch paged_decode/dispatch paged_prefill/dispatch")
 # Python module `_C`.
-MODULE = ["csrc/bindings/module.cpp", "csrc/vgpu/python.cpp"]
+MODULE = ["csrc/bindings/module.cpp", "csrc/paged_decode/plan.cpp", "csrc/vgpu/python.cpp"]
 # Virtual GPU: compiled once, and the instruction families once per level.
 VGPU = _files(
     "csrc/vgpu/",

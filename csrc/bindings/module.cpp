@@ -1,7 +1,9 @@
 // `pagedkern._C`: what is reached from Python without a tensor.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "config.h"
+#include "paged_decode/launcher.h"
 #include "vgpu/python.h"
 
 PYBIND11_MODULE(_C, m) {
@@ -13,6 +15,24 @@ PYBIND11_MODULE(_C, m) {
     info["vgpu_ops_missing"] = PAGEDKERN_CONFIG_VGPU_OPS_MISSING;
     return info;
   });
+  m.def(
+      "paged_decode_plan",
+      [](const std::vector<int32_t>& seq_lens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, bool fp8,
+         int64_t multiprocessors) {
+        const auto cache = fp8 ? pagedkern::DType::kFloat8E4M3 : pagedkern::DType::kBFloat16;
+        const pagedkern::DecodePlan plan =
+            pagedkern::paged_decode_plan(seq_lens, num_heads, num_kv_heads, head_dim, cache, multiprocessors);
+        pybind11::dict result;
+        result["bucket_tiles"] = plan.bucket_tiles;
+        result["partial_bytes"] = plan.partial_bytes;
+        result["tile_keys"] = plan.tile_keys;
+        result["bytes_in_flight"] = plan.bytes_in_flight;
+        result["blocks_per_multiprocessor"] = plan.blocks_per_multiprocessor;
+        return result;
+      },
+      pybind11::arg("seq_lens"), pybind11::arg("num_heads"), pybind11::arg("num_kv_heads"), pybind11::arg("head_dim"),
+      pybind11::arg("fp8"), pybind11::arg("multiprocessors") = 132,
+      "What decode attention's schedule comes to for one query token a sequence.");
   pybind11::module_ vgpu = m.def_submodule("vgpu", "The virtual GPU; pagedkern.vgpu is the public interface.");
   pagedkern::vgpu::init_python(vgpu);
 }

@@ -20,6 +20,7 @@ GATES = {
     "smoke_add_kernel": (40, [VECTOR_LOAD, VECTOR_STORE]),
     "copy_blocks_kernel": (64, []),
     "copy_blocks_kernelILi16E": (64, [VECTOR_LOAD, VECTOR_STORE]),
+    "paged_decode_kernel": (255, [COPY_16, MATRIX_LOAD]),
     "paged_prefill_kernel": (255, [COPY_16, MATRIX_LOAD]),
     "paged_prefill_kernelI13__nv_bfloat16": (255, [r"HMMA\.16816\.F32\.BF16"]),
     "paged_prefill_kernelI6__half": (255, [r"HMMA\.16816\.F32\b"]),

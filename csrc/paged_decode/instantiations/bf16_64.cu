@@ -1,0 +1,7 @@
+#include "paged_decode/launcher.cuh"
+
+namespace pagedkern {
+
+PAGEDKERN_PAGED_DECODE(kBFloat16, 64)
+
+}  // namespace pagedkern

@@ -1,0 +1,7 @@
+#include "paged_decode/launcher.cuh"
+
+namespace pagedkern {
+
+PAGEDKERN_PAGED_DECODE(kFloat8E5M2, 256)
+
+}  // namespace pagedkern

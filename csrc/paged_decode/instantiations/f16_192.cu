@@ -1,0 +1,7 @@
+#include "paged_decode/launcher.cuh"
+
+namespace pagedkern {
+
+PAGEDKERN_PAGED_DECODE(kFloat16, 192)
+
+}  // namespace pagedkern

@@ -1,0 +1,68 @@
+"""The gates of decode attention that need no GPU: instructions, bytes, bank conflicts, bytes in flight, balance."""
+
+import pytest
+
+from pagedkern.testing import decode_gates as gates
+
+DTYPES = (gates.BF16, gates.E4M3)
+
+
+def by_heads(function):
+    function = pytest.mark.parametrize("dtype", DTYPES, ids=("bf16", "e4m3"))(function)
+    return pytest.mark.parametrize("heads", gates.HEADS, ids=str)(function)
+
+
+@by_heads
+def test_main_loop(heads, dtype):
+    found, limits = gates.static(heads, dtype), gates.LIMITS[dtype]
+    assert found.local_bytes == 0, found
+    assert found.instructions_per_kib <= limits.instructions, found
+    assert found.conversions_per_element <= limits.conversions, found
+    assert found.copies and all(copy.startswith("LDGSTS") and ".128" in copy for copy in found.copies), found
+    assert found.narrow_loads == 0, found
+    assert found.blocks_by_registers >= found.blocks, found
+    assert found.bytes_in_flight >= limits.bytes_in_flight, found
+
+
+@by_heads
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_traffic(heads, dtype, block_size):
+    found, limits = gates.dynamic(heads, dtype, block_size), gates.LIMITS[dtype]
+    assert found.kv_bytes <= limits.kv_bytes, found
+    assert found.all_bytes <= limits.all_bytes, found
+    assert found.wavefronts <= limits.wavefronts, found
+    assert found.partials <= limits.partials, found
+    assert found.launches == 1, found
+
+
+@by_heads
+@pytest.mark.parametrize("mix", gates.MIXES)
+def test_schedule(heads, dtype, mix):
+    assert gates.balance(heads, dtype, mix) <= gates.LIMITS[dtype].balance
+    assert gates.partials(heads, dtype, mix) <= gates.LIMITS[dtype].partials
+
+
+@pytest.mark.parametrize("num_seqs", [1, 3, 64])
+@pytest.mark.parametrize("length", [1, 64, 100, 1000, 5000])
+def test_schedule_gives_every_tile_to_one_block(num_seqs, length):
+    from pagedkern import _C
+
+    plan = _C.paged_decode_plan([length] * num_seqs, 32, 8, 128, False)
+    assert sum(plan["bucket_tiles"]) == num_seqs * 8 * -(-length // plan["tile_keys"])
+    assert max(plan["bucket_tiles"]) - min(plan["bucket_tiles"]) <= 1
+
+
+def test_a_turn_is_counted_with_all_its_work():
+    """The way through a loop that does the most, and of those the shortest."""
+    from pagedkern.testing import sass
+
+    lines = [
+        "MOV R1, RZ", "LDGSTS.E.128 [R0], [R2]", "@P0 BRA 0x70", "IADD3 R4, R4, R5, R6", "IADD3 R4, R4, R5, R6",
+        "NOP", "NOP", "HMMA.16816.F32 R0, R1, R2, R3", "@P1 BRA 0xa0", "HMMA.16816.F32 R0, R1, R2, R3",
+        "@P2 BRA 0x10", "EXIT",
+    ]  # fmt: skip
+    code = [(16 * i, line) for i, line in enumerate(lines)]
+    turn = sass.main_turn(code)
+    assert sass.main_loop(code) == (1, 10)
+    assert turn == [lines[1], lines[2], lines[7], lines[8], lines[9], lines[10]]
+    assert sass.count(turn, "HMMA") == 2
