@@ -62,7 +62,11 @@ CUDA = _files(
     "csrc/",
     ".cu",
     """
-    block_copy/instantiations/copy_blocks cache_write/instantiations/reshape_and_cache
+    block_copy/copy_rows block_copy/instantiations/copy_blocks cache_write/instantiations/dynamic
+    cache_write/instantiations/quantize_bfloat16 cache_write/instantiations/quantize_float16
+    cache_write/instantiations/reshape_and_cache cache_write/instantiations/rope_bfloat16
+    cache_write/instantiations/rope_float16 gather/instantiations/gather_cache
+    merge_states/instantiations/merge_attention_states
     paged_decode/instantiations/bf16_128 paged_decode/instantiations/bf16_192 paged_decode/instantiations/bf16_256
     paged_decode/instantiations/bf16_64 paged_decode/instantiations/bf16_96 paged_decode/instantiations/e4m3_128
     paged_decode/instantiations/e4m3_192 paged_decode/instantiations/e4m3_256 paged_decode/instantiations/e4m3_64

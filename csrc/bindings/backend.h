@@ -20,16 +20,6 @@ struct Place {
   int32_t device_index;
 };
 
-// `rows` rows of `bytes` bytes each, their starts a pitch apart on either side.
-struct RowCopy {
-  char* destination;
-  const char* source;
-  int64_t destination_pitch;  // bytes
-  int64_t source_pitch;       // bytes
-  int64_t bytes;
-  int64_t rows;
-};
-
 struct Backend {
   const char* name;          // as in error messages: "CPU"
   bool float32;              // q, k, v and out may be float32

@@ -10,6 +10,8 @@
 #include "block_copy/launcher.h"
 #include "cache_write/launcher.h"
 #include "common/status.h"
+#include "gather/launcher.h"
+#include "merge_states/launcher.h"
 #include "paged_attention/launcher.h"
 
 #ifndef PAGEDKERN_VGPU
@@ -41,10 +43,6 @@ void require(const char* op, const Status& status) {
   if (!status.ok()) throw std::runtime_error(std::string(op) + ": " + status.message);
 }
 
-void require(const char* op, cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(op) + ": " + cudaGetErrorString(error));
-}
-
 void reshape_and_cache(const CacheWriteParams& params, const Place& place) {
   const Turn turn(place);
   require("reshape_and_cache", launch_reshape_and_cache(params, turn.stream()));
@@ -68,6 +66,26 @@ void paged_attention(const PagedAttentionParams& params, const Place& place) {
   require("paged_attention", launch_paged_attention(with_workspace, turn.stream()));
 }
 
+void reshape_and_cache_dynamic(const CacheWriteParams& params, const Place& place) {
+  const Turn turn(place);
+  require("reshape_and_cache_dynamic", launch_reshape_and_cache_dynamic(params, turn.stream()));
+}
+
+void rope_reshape_and_cache(const CacheWriteParams& params, const RopeParams& rope, const Place& place) {
+  const Turn turn(place);
+  require("rope_reshape_and_cache", launch_rope_reshape_and_cache(params, rope, turn.stream()));
+}
+
+void merge_attention_states(const MergeStatesParams& params, const Place& place) {
+  const Turn turn(place);
+  require("merge_attention_states", launch_merge_attention_states(params, turn.stream()));
+}
+
+void gather_cache(const GatherCacheParams& params, const Place& place) {
+  const Turn turn(place);
+  require("gather_cache", launch_gather_cache(params, turn.stream()));
+}
+
 void copy_blocks(const CopyBlocksParams& params, const Place& place) {
   const Turn turn(place);
   require("copy_blocks", launch_copy_blocks(params, turn.stream()));
@@ -75,25 +93,19 @@ void copy_blocks(const CopyBlocksParams& params, const Place& place) {
 
 void copy_rows(const RowCopy* copies, int64_t count, const Place& place) {
   const Turn turn(place);
-  const auto stream = static_cast<cudaStream_t>(turn.stream());
-  for (int64_t i = 0; i < count; ++i) {
-    const RowCopy& c = copies[i];
-    const auto bytes = static_cast<size_t>(c.bytes);
-    require("swap_blocks", c.rows == 1 ? cudaMemcpyAsync(c.destination, c.source, bytes, cudaMemcpyDefault, stream)
-                                       : cudaMemcpy2DAsync(c.destination, static_cast<size_t>(c.destination_pitch),
-                                                           c.source, static_cast<size_t>(c.source_pitch), bytes,
-                                                           static_cast<size_t>(c.rows), cudaMemcpyDefault, stream));
-  }
+  require("swap_blocks", launch_copy_rows(copies, count, turn.stream()));
 }
 
-#ifndef PAGEDKERN_VGPU
+void require(const char* op, cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(op) + ": " + cudaGetErrorString(error));
+}
+
 void read(void* to, const void* from, int64_t bytes, const Place& place) {
   const Turn turn(place);
   const auto stream = static_cast<cudaStream_t>(turn.stream());
   require("check mode", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream));
   require("check mode", cudaStreamSynchronize(stream));
 }
-#endif
 
 const Backend kCudaBackend = {
 #ifdef PAGEDKERN_VGPU
@@ -105,17 +117,13 @@ const Backend kCudaBackend = {
     .host_values = false,
     .absent = "there is no CUDA kernel for it yet; the CPU has one",
     .kernels = [] { return "sm_90a"; },
-#ifdef PAGEDKERN_VGPU
-    .read = nullptr,
-#else
     .read = read,
-#endif
     .reshape_and_cache = reshape_and_cache,
-    .reshape_and_cache_dynamic = nullptr,
-    .rope_reshape_and_cache = nullptr,
+    .reshape_and_cache_dynamic = reshape_and_cache_dynamic,
+    .rope_reshape_and_cache = rope_reshape_and_cache,
     .paged_attention = paged_attention,
-    .merge_attention_states = nullptr,
-    .gather_cache = nullptr,
+    .merge_attention_states = merge_attention_states,
+    .gather_cache = gather_cache,
     .copy_blocks = copy_blocks,
     .copy_rows = copy_rows,
     .paged_attention_workspace_size = paged_attention_workspace_bytes,

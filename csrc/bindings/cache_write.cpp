@@ -177,6 +177,28 @@ RopeParams check_rope(const WriteArgs& args, const Arg& query, const Arg& positi
   return rope;
 }
 
+void check_rope_values(const WriteArgs& args, const RopeParams& rope, int64_t num_slots, const Arg& positions) {
+  if (!args.backend.host_values && !check_mode()) return;
+  const HostView host(args.backend, place_of(args.key_cache), positions);
+  RopeParams seen = rope;
+  seen.positions = host.data();
+  check_positions(args.op, seen, num_slots);
+}
+
+void check_rope_rows(const WriteArgs& args, const CacheWriteParams& params, const RopeParams& rope, const Arg& query,
+                     const Arg& positions, const Arg& cos_sin) {
+  const Place place = place_of(args.key_cache);
+  const HostView slots(args.backend, place, args.slot_mapping), query_host(args.backend, place, query);
+  const HostView position_host(args.backend, place, positions), cos_sin_host(args.backend, place, cos_sin);
+  CacheWriteParams seen = params;
+  seen.slot_mapping = slots.data();
+  RopeParams seen_rope = rope;
+  seen_rope.query = query_host.as<void>();
+  seen_rope.positions = position_host.data();
+  seen_rope.cos_sin_cache = cos_sin_host.data();
+  check_rope_inputs(args.op, seen, seen_rope);
+}
+
 }  // namespace
 
 void rope_reshape_and_cache(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache,
@@ -204,9 +226,9 @@ void rope_reshape_and_cache(const Tensor& query, const Tensor& key, const Tensor
   check_written(op, args.key_cache, {&args.value_cache, &args.value, &position_arg, &cos_sin, slots, k, v});
   check_written(op, args.value_cache, {&args.value, &position_arg, &cos_sin, slots, k, v});
   const auto run = entry(op, args.backend, args.backend.rope_reshape_and_cache);
-  if (args.backend.host_values || check_mode()) check_positions(op, rope, params.num_slots);
+  check_rope_values(args, rope, params.num_slots, position_arg);
   args.check_values(params, k, v);
-  if (check_mode()) check_rope_inputs(op, params, rope);
+  if (check_mode()) check_rope_rows(args, params, rope, query_arg, position_arg, cos_sin);
   if (params.num_slots > 0) run(params, rope, place_of(args.key_cache));
 }
 

@@ -1,5 +1,6 @@
 // gather_cache.
 #include "bindings/checks.h"
+#include "bindings/host_view.h"
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/value_checks.h"
@@ -69,10 +70,23 @@ void gather_cache(const Tensor& key, const Tensor& value, const Tensor& key_cach
   params.max_blocks = table.size(1);
   const auto run = entry(kOp, backend, backend.gather_cache);
   if (backend.host_values || check_mode()) {
-    check_gather_indices(kOp, params);
-    check_scales(kOp, params.k_scale, params.v_scale, params.cache.num_kv_heads);
+    const Place place = place_of(kc);
+    const HostView table_host(backend, place, table), lengths_host(backend, place, lengths),
+        cu_host(backend, place, cu);
+    const HostView ks_host(backend, place, ks_or_null), vs_host(backend, place, vs_or_null);
+    GatherCacheParams seen = params;
+    seen.block_table = table_host.as<const int32_t>();
+    seen.seq_lens = lengths_host.as<const int32_t>();
+    seen.cu_seqlens = cu_host.as<const int32_t>();
+    seen.k_scale.data = ks_host.as<float>();
+    seen.v_scale.data = vs_host.as<float>();
+    check_gather_indices(kOp, seen);
+    check_scales(kOp, seen.k_scale, seen.v_scale, seen.cache.num_kv_heads);
+    if (check_mode()) {
+      CacheRows key_rows(backend, place, kc), value_rows(backend, place, vc);
+      check_gather_inputs(kOp, seen, key_rows, value_rows);
+    }
   }
-  if (check_mode()) check_gather_inputs(kOp, params);
   if (params.total > 0 && params.num_seqs > 0) run(params, place_of(kc));
 }
 

@@ -94,7 +94,7 @@ int64_t slot_at(const CacheWriteParams& params, int64_t i) {
 struct CacheSide {
   const char* name;
   const char* scale_name;
-  const PagedCache& cache;
+  CacheRows& rows;
   const KvScale& scale;
 };
 
@@ -104,7 +104,7 @@ void check_cache_rows(const char* op, const CacheSide& side, const PagedCacheSha
     const int64_t block = pages[key / shape.block_size];
     const int64_t token = key % shape.block_size;
     for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
-      check_row(op, side.name, side.cache.data, side.cache.offset(block, token, head), shape.head_dim, shape.dtype,
+      check_row(op, side.name, side.rows.row(block, token, head), 0, shape.head_dim, shape.dtype,
                 [&] { return text(block, ", ", token, ", ", head); });
     }
     check_scale_token(op, side.scale_name, side.scale, block, token, shape.num_kv_heads);
@@ -151,7 +151,8 @@ void check_rope_inputs(const char* op, const CacheWriteParams& params, const Rop
   }
 }
 
-void check_attention_inputs(const char* op, const PagedAttentionParams& params) {
+void check_attention_inputs(const char* op, const PagedAttentionParams& params, CacheRows& key_rows,
+                            CacheRows& value_rows) {
   const PagedCacheShape& cache = params.cache;
   const Rows query{"query",        params.query, params.query_stride_token, params.query_stride_head, params.num_heads,
                    cache.head_dim, params.dtype};
@@ -166,19 +167,17 @@ void check_attention_inputs(const char* op, const PagedAttentionParams& params) 
     const int64_t first_query = std::max<int64_t>(length - (end - begin), 0);
     const int64_t first_key = params.window_left < 0 ? 0 : std::max<int64_t>(first_query - params.window_left, 0);
     const int32_t* pages = params.block_table + sequence * params.block_table_stride;
-    check_cache_rows(op, {"key_cache", "k_scale", params.key_cache, params.k_scale}, cache, pages, first_key, length);
-    check_cache_rows(op, {"value_cache", "v_scale", params.value_cache, params.v_scale}, cache, pages, first_key,
-                     length);
+    check_cache_rows(op, {"key_cache", "k_scale", key_rows, params.k_scale}, cache, pages, first_key, length);
+    check_cache_rows(op, {"value_cache", "v_scale", value_rows, params.v_scale}, cache, pages, first_key, length);
   }
 }
 
-void check_gather_inputs(const char* op, const GatherCacheParams& params) {
+void check_gather_inputs(const char* op, const GatherCacheParams& params, CacheRows& key_rows, CacheRows& value_rows) {
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     const int32_t* pages = params.block_table + sequence * params.block_table_stride;
     const int64_t length = params.seq_lens[sequence];
-    check_cache_rows(op, {"key_cache", "k_scale", params.key_cache, params.k_scale}, params.cache, pages, 0, length);
-    check_cache_rows(op, {"value_cache", "v_scale", params.value_cache, params.v_scale}, params.cache, pages, 0,
-                     length);
+    check_cache_rows(op, {"key_cache", "k_scale", key_rows, params.k_scale}, params.cache, pages, 0, length);
+    check_cache_rows(op, {"value_cache", "v_scale", value_rows, params.v_scale}, params.cache, pages, 0, length);
   }
 }
 

@@ -1,5 +1,6 @@
 // merge_attention_states.
 #include "bindings/checks.h"
+#include "bindings/host_view.h"
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/overlap.h"
@@ -81,7 +82,17 @@ void merge_attention_states(const Tensor& out, const OptionalTensor& lse, const 
   params.a_dtype = a.dtype();
   params.b_dtype = b.dtype();
   const auto run = entry(kOp, backend, backend.merge_attention_states);
-  if (check_mode()) check_merge_inputs(kOp, params);
+  if (check_mode()) {
+    const Place place = place_of(o);
+    const HostView a_host(backend, place, a), b_host(backend, place, b);
+    const HostView la_host(backend, place, la), lb_host(backend, place, lb);
+    MergeStatesParams seen = params;
+    seen.out_a = a_host.data();
+    seen.out_b = b_host.data();
+    seen.lse_a = la_host.as<const float>();
+    seen.lse_b = lb_host.as<const float>();
+    check_merge_inputs(kOp, seen);
+  }
   if (o.numel > 0) run(params, place_of(o));
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "bindings/checks.h"
+#include "bindings/host_view.h"
 #include "bindings/mode.h"
 #include "bindings/ops.h"
 #include "bindings/value_checks.h"
@@ -155,6 +156,30 @@ void fill_workspace(const Arg& workspace, const Arg& query, PagedAttentionParams
   params.workspace_bytes = workspace.numel - skipped;
 }
 
+// What index tensors, scales and, in check mode, inputs hold.
+void check_values(const AttentionArgs& a, const PagedAttentionParams& params, const Backend& backend) {
+  const Place place = place_of(a.query);
+  const HostView table(backend, place, a.block_table), lengths(backend, place, a.seq_lens);
+  const HostView starts(backend, place, pointer(a.cu_seqlens_q));
+  const HostView k_scale(backend, place, pointer(a.k_scale)), v_scale(backend, place, pointer(a.v_scale));
+  PagedAttentionParams seen = params;
+  seen.block_table = table.as<const int32_t>();
+  seen.seq_lens = lengths.as<const int32_t>();
+  seen.cu_seqlens_q = starts.as<const int32_t>();
+  seen.k_scale.data = k_scale.as<float>();
+  seen.v_scale.data = v_scale.as<float>();
+  check_attention_indices(kOp, seen);
+  check_scales(kOp, seen.k_scale, seen.v_scale, seen.cache.num_kv_heads);
+  if (!check_mode()) return;
+  const HostView query(backend, place, a.query);
+  const HostView slopes(backend, place, pointer(a.alibi_slopes)), sinks(backend, place, pointer(a.sinks));
+  seen.query = query.data();
+  seen.alibi_slopes = slopes.as<const float>();
+  seen.sinks = sinks.as<const float>();
+  CacheRows key_rows(backend, place, a.key_cache), value_rows(backend, place, a.value_cache);
+  check_attention_inputs(kOp, seen, key_rows, value_rows);
+}
+
 void log_call(const PagedAttentionParams& p, const AttentionArgs& a, const Backend& backend) {
   log_once(text("paged_attention on ", backend.name, " (", backend.kernels(), "): ", a.query.dtype_name(), " over a ",
                 a.key_cache.dtype_name(), " cache, num_tokens ", p.num_tokens, ", num_seqs ", p.num_seqs, ", heads ",
@@ -198,11 +223,7 @@ void paged_attention(const Tensor& out, const Tensor& query, const Tensor& key_c
   if (a.workspace.has_value()) fill_workspace(*a.workspace, a.query, params);
   check_outputs(a);
   const auto run = entry(kOp, backend, backend.paged_attention);
-  if (backend.host_values || check_mode()) {
-    check_attention_indices(kOp, params);
-    check_scales(kOp, params.k_scale, params.v_scale, params.cache.num_kv_heads);
-  }
-  if (check_mode()) check_attention_inputs(kOp, params);
+  if (backend.host_values || check_mode()) check_values(a, params, backend);
   if (params.num_tokens == 0 || params.num_seqs == 0) return;
   if (log_enabled()) log_call(params, a, backend);
   run(params, place_of(a.query));

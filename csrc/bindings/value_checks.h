@@ -1,11 +1,13 @@
 // What the index tensors and inputs hold. On the CPU everything that decides which memory is touched is checked on
 // every call (a comparison a token or a page, lost beside the work), and the few scales with it; check mode adds the
-// rest of rule 9. All of it reads host memory.
+// rest of rule 9. All of it reads host memory: a HostView's or the
+// rows of a CacheRows.
 #pragma once
 
 #include <optional>
 
 #include "bindings/arg.h"
+#include "bindings/host_view.h"
 #include "block_copy/params.h"
 #include "cache_write/params.h"
 #include "common/attention_params.h"
@@ -41,8 +43,9 @@ void check_mapping(const char* op, const Arg& mapping, int64_t num_sources, int6
 // NaN.
 void check_write_inputs(const char* op, const CacheWriteParams& params);
 void check_rope_inputs(const char* op, const CacheWriteParams& params, const RopeParams& rope);
-void check_attention_inputs(const char* op, const PagedAttentionParams& params);
-void check_gather_inputs(const char* op, const GatherCacheParams& params);
+void check_attention_inputs(const char* op, const PagedAttentionParams& params, CacheRows& key_rows,
+                            CacheRows& value_rows);
+void check_gather_inputs(const char* op, const GatherCacheParams& params, CacheRows& key_rows, CacheRows& value_rows);
 void check_merge_inputs(const char* op, const MergeStatesParams& params);
 
 }  // namespace pagedkern::bindings

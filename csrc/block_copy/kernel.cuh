@@ -3,66 +3,84 @@
 
 #include "block_copy/config.h"
 #include "block_copy/params.h"
+#include "common/fast_divide.h"
 #include "common/vectors.cuh"
 
 namespace pagedkern {
 
-// What the kernel gets by value. A block of a cache is num_tokens x num_heads rows of row_bytes, where neighbouring
-// rows that are contiguous in every cache have been merged by the launcher.
+// What the kernel gets by value. A block of a cache is num_tokens x num_heads rows, where neighbouring rows that are
+// contiguous in every cache have been merged by the launcher; its vectors are numbered row by row. A piece of it, what
+// a block of threads moves at a time, is kThreads * kUnroll vectors. Works are pieces: those of a cache's block, of key
+// and value of every layer, of every pair.
 template <int kLayers>
 struct CopyBlocksKernelParams {
   CopyBlocksLayer layers[kLayers];                          // strides in bytes
   int64_t inline_pairs[2 * BlockCopyConfig::kInlinePairs];  // the mapping, where block_mapping is null
-  const int64_t* block_mapping;                             // [num_pairs, 2] (source, destination) or null
+  const int64_t* block_mapping;                             // [pairs, 2] (source, destination) or null
   int64_t mapping_stride_pair;                              // elements
   int64_t mapping_stride_side;                              // elements
-  int64_t num_pairs;
-  int64_t num_blocks;  // ids beyond it are skipped
-  int64_t num_tokens;
-  int32_t num_heads;
-  int32_t num_layers;
-  int64_t row_bytes;
+  int64_t num_blocks;                                       // ids beyond it are skipped
+  uint32_t num_works;
+  uint32_t num_vectors;        // of a block
+  FastDivide pieces_of_block;  // work to (pair and cache)
+  FastDivide caches;           // pair and cache to pair; caches are 2 * num_layers
+  FastDivide vectors_of_row;
+  FastDivide heads;  // row to token
 };
 
-// grid [min(work, kMaxBlocks)]: a block of threads takes one (layer, key or value, pair) after the other.
+struct BlockPair {
+  int64_t source, destination;
+};
+
+// Lane 0 reads for its warp.
+template <int kLayers>
+static __device__ __forceinline__ BlockPair load_pair(const CopyBlocksKernelParams<kLayers>& p, uint32_t pair) {
+  if (p.block_mapping == nullptr) return {p.inline_pairs[2 * pair], p.inline_pairs[2 * pair + 1]};
+  BlockPair ids = {};
+  if (threadIdx.x % 32 == 0) {
+    const int64_t* entry = p.block_mapping + pair * p.mapping_stride_pair;
+    ids = {entry[0], entry[p.mapping_stride_side]};
+  }
+  return {__shfl_sync(0xFFFFFFFFu, ids.source, 0), __shfl_sync(0xFFFFFFFFu, ids.destination, 0)};
+}
+
+// grid [min(works, kMaxBlocks)]
 template <int kBytes, int kLayers>
 __global__ void __launch_bounds__(BlockCopyConfig::kThreads)
     copy_blocks_kernel(const __grid_constant__ CopyBlocksKernelParams<kLayers> p) {
   using Vector = typename Access<kBytes>::Type;
-  constexpr int kThreads = BlockCopyConfig::kThreads;
-  constexpr int kUnroll = BlockCopyConfig::kUnroll;
-  const int64_t per_row = p.row_bytes / kBytes;
-  const int64_t total = p.num_tokens * p.num_heads * per_row;
-  const int64_t num_caches = 2 * static_cast<int64_t>(p.num_layers);
+  constexpr uint32_t kThreads = BlockCopyConfig::kThreads;
+  constexpr uint32_t kUnroll = BlockCopyConfig::kUnroll;
 
-  for (int64_t work = blockIdx.x; work < num_caches * p.num_pairs; work += gridDim.x) {
-    const int64_t pair = work / num_caches;
-    const int which = static_cast<int>(work - pair * num_caches);
+  for (uint32_t work = blockIdx.x; work < p.num_works; work += gridDim.x) {
+    const uint32_t block = p.pieces_of_block(work);
+    const uint32_t pair = p.caches(block);
+    const uint32_t which = block - pair * p.caches.divisor;
     const CopyBlocksLayer& layer = p.layers[which / 2];
     const PagedCache& cache = which % 2 == 0 ? layer.key_cache : layer.value_cache;
-    const int64_t* mapping = p.block_mapping == nullptr ? p.inline_pairs : p.block_mapping;
-    const int64_t source = mapping[pair * p.mapping_stride_pair];
-    const int64_t destination = mapping[pair * p.mapping_stride_pair + p.mapping_stride_side];
-    if (source < 0 || source >= p.num_blocks || destination < 0 || destination >= p.num_blocks) continue;
-    const char* from = static_cast<const char*>(cache.data) + source * cache.stride_block;
-    char* to = static_cast<char*>(cache.data) + destination * cache.stride_block;
+    const BlockPair ids = load_pair(p, pair);
+    if (ids.source < 0 || ids.source >= p.num_blocks || ids.destination < 0 || ids.destination >= p.num_blocks) {
+      continue;
+    }
+    const char* from = static_cast<const char*>(cache.data) + ids.source * cache.stride_block;
+    char* to = static_cast<char*>(cache.data) + ids.destination * cache.stride_block;
+    const uint32_t first = (work - block * p.pieces_of_block.divisor) * kThreads * kUnroll + threadIdx.x;
 
-    for (int64_t first = threadIdx.x; first < total; first += kThreads * kUnroll) {
-      Vector values[kUnroll];
-      int64_t offsets[kUnroll];
+    Vector values[kUnroll];
+    int64_t offsets[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int64_t i = first + u * kThreads;
-        if (i >= total) break;
-        const int64_t row = i / per_row;
-        const int64_t token = row / p.num_heads;
-        offsets[u] = cache.offset(0, token, row - token * p.num_heads) + (i - row * per_row) * kBytes;
-        values[u] = *reinterpret_cast<const Vector*>(from + offsets[u]);
-      }
+    for (uint32_t u = 0; u < kUnroll; ++u) {
+      const uint32_t i = first + u * kThreads;
+      if (i >= p.num_vectors) break;
+      const uint32_t row = p.vectors_of_row(i);
+      const uint32_t token = p.heads(row);
+      offsets[u] = cache.offset(0, token, row - token * p.heads.divisor) +
+                   static_cast<int64_t>(i - row * p.vectors_of_row.divisor) * kBytes;
+      values[u] = *reinterpret_cast<const Vector*>(from + offsets[u]);
+    }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (first + u * kThreads < total) *reinterpret_cast<Vector*>(to + offsets[u]) = values[u];
-      }
+    for (uint32_t u = 0; u < kUnroll; ++u) {
+      if (first + u * kThreads < p.num_vectors) *reinterpret_cast<Vector*>(to + offsets[u]) = values[u];
     }
   }
 }

@@ -28,4 +28,14 @@ struct CopyBlocksParams {
   bool mapping_on_host;  // host memory, read before the call returns; else memory of the device
 };
 
+// `rows` rows of `bytes` bytes each, their starts a pitch apart on either side.
+struct RowCopy {
+  char* destination;
+  const char* source;
+  int64_t destination_pitch;  // bytes
+  int64_t source_pitch;       // bytes
+  int64_t bytes;
+  int64_t rows;
+};
+
 }  // namespace pagedkern

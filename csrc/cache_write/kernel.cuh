@@ -1,126 +1,136 @@
 // reshape_and_cache: rows of key and value to their slots, copied, or divided by their scale and rounded to FP8.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "cache_write/config.h"
-#include "cache_write/params.h"
-#include "common/fp8.h"
-#include "common/vectors.cuh"
+#include "cache_write/kernel_params.h"
+#include "cache_write/slots.cuh"
+#include "common/elements.cuh"
 
 namespace pagedkern {
 
-static __device__ __forceinline__ int64_t load_slot(const CacheWriteParams& p, int64_t token) {
-  const int64_t offset = token * p.slot_stride;
-  return p.slot_is_int32 ? static_cast<const int32_t*>(p.slot_mapping)[offset]
-                         : static_cast<const int64_t*>(p.slot_mapping)[offset];
-}
-
-static __device__ __forceinline__ float to_float(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
-static __device__ __forceinline__ float to_float(__half x) {
-  return __half2float(x);
-}
-
-// Bytes as they are, kBytes at a time.
-template <int kBytes>
+// Elements as they are.
+template <int kCount>
 struct CopyRow {
-  using Vector = typename Access<kBytes>::Type;
-  static constexpr int kElements = kBytes / 2;
+  static constexpr int kElements = kCount;
+  static constexpr int kUnroll = 2;  // with key and value four loads of a thread are in flight
   using Source = uint16_t;
   using Target = uint16_t;
+  using Data = Chunk<uint16_t, kCount>;
 
-  static __device__ __forceinline__ void store(const Source* source, Target* target, float) {
-    *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(source);
-  }
+  static __device__ __forceinline__ void store(const Data& data, Target* target, float) { data.store(target); }
 };
 
-// stored = saturate(x / scale), one IEEE division per element.
+// stored = saturate(x / scale)
 template <class T, class Format, int kCount>
 struct QuantizeRow {
   static constexpr int kElements = kCount;
+  static constexpr int kUnroll = kCount == 16 ? 1 : 2;
   using Source = T;
   using Target = uint8_t;
+  using Data = Chunk<T, kCount>;
 
-  static __device__ __forceinline__ void store(const Source* source, Target* target, float scale) {
-    alignas(kCount * sizeof(T)) Source x[kCount];
-    alignas(kCount) Target y[kCount];
-    using In = typename Access<kCount * sizeof(T)>::Type;
-    using Out = typename Access<kCount>::Type;
-    *reinterpret_cast<In*>(x) = *reinterpret_cast<const In*>(source);
+  static __device__ __forceinline__ void store(const Data& data, Target* target, float scale) {
+    float x[kCount];
+    data.get(x);
+    const Quotient quotient(scale);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) y[i] = encode_fp8<Format>(__fdiv_rn(to_float(x[i]), scale));
-    *reinterpret_cast<Out*>(target) = *reinterpret_cast<const Out*>(y);
+    for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
+    Codes<Format, kCount> codes;
+    codes.encode(x);
+    codes.store(target);
   }
 };
 
-static __device__ __forceinline__ float load_scale(const KvScale& scale, int64_t block, int64_t offset, int head) {
-  return scale.data == nullptr ? 1.0f : scale.data[scale.offset(block, offset, head)];
-}
-
-// One row set, key or value, of one token. Each thread has the same elements of every token, so that of two tokens
-// with one slot the later overwrites the earlier whole.
-template <class Row>
-static __device__ __forceinline__ void write_token(const void* source, int64_t stride_token, int64_t stride_head,
-                                                   const PagedCache& cache, const KvScale& scale,
-                                                   const CacheWriteParams& p, int64_t token, int64_t block,
-                                                   int64_t offset) {
-  const int per_head = p.cache.head_dim / Row::kElements;
-  const int total = per_head * p.cache.num_kv_heads;
-  const auto* rows = static_cast<const typename Row::Source*>(source) + token * stride_token;
-#pragma unroll 2  // four at a time spill the narrowest copy's addresses
-  for (int i = threadIdx.x; i < total; i += CacheWriteConfig::kThreads) {
-    const int head = i / per_head;
-    const int element = (i - head * per_head) * Row::kElements;
-    auto* target = static_cast<typename Row::Target*>(cache.data) + cache.offset(block, offset, head) + element;
-    Row::store(rows + head * stride_head + element, target, load_scale(scale, block, offset, head));
+// Scales of one kind for all tokens and heads are loaded once.
+class ScaleReader {
+ public:
+  __device__ __forceinline__ explicit ScaleReader(const KvScale& scale)
+      : scale_(scale), varies_(scale.data != nullptr && (scale.per_token() || scale.stride_head != 0)) {
+    if (!varies_ && scale.data != nullptr) fixed_ = scale.data[0];
   }
+  __device__ __forceinline__ float at(int64_t block, int64_t offset, int64_t head) const {
+    return varies_ ? scale_.data[scale_.offset(block, offset, head)] : fixed_;
+  }
+
+ private:
+  const KvScale& scale_;
+  bool varies_;
+  float fixed_ = 1.0f;
+};
+
+// The kElements elements from `element` of one head of the team's token t.
+struct RowPart {
+  int token;
+  int head;
+  int element;
+};
+
+template <class Row>
+static __device__ __forceinline__ RowPart row_part(const CacheWriteKernelParams& p, uint32_t i) {
+  const uint32_t row = p.chunks_of_row(i);
+  const uint32_t token = p.heads(row);
+  return {static_cast<int>(token), static_cast<int>(row - token * p.heads.divisor),
+          static_cast<int>(i - row * p.chunks_of_row.divisor) * Row::kElements};
 }
 
-// grid [min(num_slots, kMaxBlocks)]. A block owns the slots congruent to its index, so that tokens with one slot meet
-// in one block and go in order. It reads the mapping kThreads entries at a time and lists its own in order.
+template <class Row>
+static __device__ __forceinline__ void load_part(typename Row::Data& data, const void* rows, int64_t stride_token,
+                                                 int64_t stride_head, int64_t token, const RowPart& part) {
+  data.load(static_cast<const typename Row::Source*>(rows) + token * stride_token + part.head * stride_head +
+            part.element);
+}
+
+template <class Row>
+static __device__ __forceinline__ void store_part(const typename Row::Data& data, const PagedCache& cache,
+                                                  const ScaleReader& scale, int64_t block, int64_t offset,
+                                                  const RowPart& part) {
+  Row::store(data,
+             static_cast<typename Row::Target*>(cache.data) + cache.offset(block, offset, part.head) + part.element,
+             scale.at(block, offset, part.head));
+}
+
+// grid: teams of blocks. A team takes team_tokens tokens after the other; a thread the same part of key and value.
 template <class Row>
 __global__ void __launch_bounds__(CacheWriteConfig::kThreads)
-    reshape_and_cache_kernel(const __grid_constant__ CacheWriteParams p) {
-  constexpr int kThreads = CacheWriteConfig::kThreads;
-  constexpr int kWarps = kThreads / 32;
-  __shared__ int64_t s_slot[kThreads];
-  __shared__ int s_token[kThreads];  // relative to the chunk
-  __shared__ int s_count[kWarps];
-  const int64_t num_cache_slots = p.cache.num_blocks * p.cache.block_size;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+    reshape_and_cache_kernel(const __grid_constant__ CacheWriteKernelParams p) {
+  constexpr int kUnroll = Row::kUnroll;
+  __shared__ SlotTable slots;
+  const WriteTeam team;
+  const ScaleReader k_scale(p.k_scale), v_scale(p.v_scale);
 
-  for (int64_t chunk = 0; chunk < p.num_slots; chunk += kThreads) {
-    const int64_t token = chunk + threadIdx.x;
-    const int64_t slot = token < p.num_slots ? load_slot(p, token) : -1;
-    const bool mine = slot >= 0 && slot < num_cache_slots && slot % gridDim.x == blockIdx.x;
-    const unsigned ballot = __ballot_sync(0xFFFFFFFFu, mine);
-    if (lane == 0) s_count[warp] = __popc(ballot);
-    __syncthreads();
-    int place = __popc(ballot & ((1u << lane) - 1));
-    int count = 0;
+  for (int64_t first = team.index() * p.team_tokens; first < p.num_slots; first += team.num_teams() * p.team_tokens) {
+    const int64_t left = p.num_slots - first;
+    const TokenRange range{first, static_cast<int>(left < p.team_tokens ? left : p.team_tokens)};
+    const uint32_t total = range.count * p.heads.divisor * p.chunks_of_row.divisor;
+    typename Row::Data key[kUnroll], value[kUnroll];
+    RowPart part[kUnroll];
+    bool live[kUnroll];
+    // The first parts are under way while the slots are looked through.
+    bool known = false;
+    for (uint32_t begin = team.thread(); known ? begin < total : true; begin += team.num_threads() * kUnroll) {
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) place += s_count[w];
-      count += s_count[w];
+      for (int u = 0; u < kUnroll; ++u) {
+        const uint32_t i = begin + u * team.num_threads();
+        live[u] = i < total;
+        part[u] = row_part<Row>(p, i);
+        if (live[u] && known) live[u] = slots.live(part[u].token);
+        if (!live[u]) continue;
+        const int64_t token = first + part[u].token;
+        load_part<Row>(key[u], p.key, p.key_stride_token, p.key_stride_head, token, part[u]);
+        load_part<Row>(value[u], p.value, p.value_stride_token, p.value_stride_head, token, part[u]);
+      }
+      if (!known) {
+        slots.build(p, range, team);
+        known = true;
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (!live[u] || !slots.live(part[u].token)) continue;
+        const int64_t block = slots.block(part[u].token), offset = slots.offset(part[u].token);
+        store_part<Row>(key[u], p.key_cache, k_scale, block, offset, part[u]);
+        store_part<Row>(value[u], p.value_cache, v_scale, block, offset, part[u]);
+      }
     }
-    if (mine) {
-      s_slot[place] = slot;
-      s_token[place] = threadIdx.x;
-    }
-    __syncthreads();
-    for (int i = 0; i < count; ++i) {
-      const int64_t block = s_slot[i] / p.cache.block_size;
-      const int64_t offset = s_slot[i] - block * p.cache.block_size;
-      const int64_t source = chunk + s_token[i];
-      write_token<Row>(p.key, p.key_stride_token, p.key_stride_head, p.key_cache, p.k_scale, p, source, block, offset);
-      write_token<Row>(p.value, p.value_stride_token, p.value_stride_head, p.value_cache, p.v_scale, p, source, block,
-                       offset);
-    }
-    __syncthreads();  // the lists are rewritten by the next chunk
+    __syncthreads();  // the table is built anew for the next tokens
   }
 }
 

@@ -100,6 +100,9 @@ bool device_release(void* pointer) {
 }
 
 bool device_owns(const void* pointer) {
+  for (const HostRange& range : thread_state()->grants) {
+    if (address_of(pointer) - range.base < range.bytes) return true;
+  }
   DeviceMemory& memory = device_memory();
   const std::lock_guard lock(memory.mutex);
   const Allocation* allocation = memory.ranges.find(address_of(pointer));

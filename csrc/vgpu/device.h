@@ -30,8 +30,8 @@ PAGEDKERN_VGPU_API std::vector<FinishedLaunch> take_thread_reports();
 
 // Memory of the device, 256-byte aligned; reading what nothing wrote is a fault, as is using it after it was released.
 PAGEDKERN_VGPU_API void* device_allocate(u64 bytes);
-PAGEDKERN_VGPU_API bool device_release(void* pointer);  // false: not allocated here
-PAGEDKERN_VGPU_API bool device_owns(const void* pointer);
+PAGEDKERN_VGPU_API bool device_release(void* pointer);             // false: not allocated here
+PAGEDKERN_VGPU_API bool device_owns(const void* pointer);          // or granted to this thread
 PAGEDKERN_VGPU_API void device_written(void* pointer, u64 bytes);  // by the host
 
 // Host memory that launches of this thread may use for as long as the grant is held. Nothing for zero bytes.

@@ -13,6 +13,11 @@ import torch
 ALL_THREADS = torch.get_num_threads()
 
 
+def hopper() -> bool:
+    """Whether there is a GPU that the CUDA kernels are built for."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
 @dataclass(frozen=True)
 class Backend:
     name: str
@@ -66,6 +71,11 @@ class Backend:
                 f"backend {self.name}: torch.ops.{self.namespace}.{name} is not registered: build it first"
             )
         function = getattr(getattr(torch.ops, self.namespace), name)
+        if self.device != "cpu":
+            from pagedkern.testing.mirror import on_device
+
+            # swap_blocks reads its mapping on the host; copy_blocks gets it on the device, where the kernel reads it.
+            function = on_device(function, self.device, stays=("block_mapping",) if name == "swap_blocks" else ())
 
         def call(*args, **kwargs):
             harness_threads = torch.get_num_threads()
@@ -85,11 +95,16 @@ class Backend:
     @property
     def hardware(self) -> str | None:
         """The hardware that is missing here, or None."""
-        return "a CUDA GPU" if self.device == "cuda" and not torch.cuda.is_available() else None
+        return "a Hopper GPU" if self.device == "cuda" and not hopper() else None
 
 
-# Those with a CUDA kernel (swap_blocks needs none).
-VGPU_OPS = frozenset({"reshape_and_cache", "paged_attention", "copy_blocks", "swap_blocks"})
+# Those with a CUDA kernel (swap_blocks needs none), on the virtual GPU and on a real one.
+VGPU_OPS = frozenset(
+    {
+        "reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache", "paged_attention",
+        "merge_attention_states", "gather_cache", "copy_blocks", "swap_blocks",
+    }
+)  # fmt: skip
 
 
 def _vgpu(name: str, seed: int, async_completion: str) -> Backend:
@@ -123,6 +138,7 @@ LIBRARY_BACKENDS = [
     _vgpu("vgpu", 0, "late"),
     _vgpu("vgpu_early", 1, "early"),
     _vgpu("vgpu_random", 2, "random"),
+    Backend("cuda", "pagedkern", "cuda", checks_values=False, ops=VGPU_OPS, float32=False),
 ]
 BACKENDS = [INTERPRET] if INTERPRETING else LIBRARY_BACKENDS + (TRITON_VGPU if find_spec("triton") else [])
 # The judge itself as a backend: it must pass what it judges.

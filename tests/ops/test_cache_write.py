@@ -29,7 +29,7 @@ def write_one_head(backend, rows: torch.Tensor, cache_dtype: torch.dtype, scale:
 
 @pytest.mark.ops("reshape_and_cache")
 @pytest.mark.parametrize("cache_dtype", FP8_DTYPES, ids=str)
-@pytest.mark.parametrize("scale", [None, 1.0, 0.5, 0.3, 7.7, 1e-3])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.5, 0.3, 7.7, 1e-3, 1e-41, 3e-25, 6e30])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_16_bit_value_is_encoded_exactly(backend, dtype, scale, cache_dtype):
     rows = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).reshape(-1, 256)
@@ -75,6 +75,35 @@ def test_of_tokens_with_one_slot_one_wins_whole(backend, op, cache_dtype):
         assert winner in token[slots == slot]
         for part in found:
             torch.testing.assert_close(part, winner.expand_as(part), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("op", ["reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache"])
+def test_of_many_tokens_with_one_slot_one_wins_whole(backend, op):
+    """Some slots come twice, far apart and side by side, some on and on, some once: with so many tokens that blocks of
+    a GPU work on them in teams."""
+    num_tokens, heads, head_dim = 2600, 2, 16
+    token = (torch.arange(num_tokens) % 13 + 1).float()
+    rows = token[:, None, None].expand(num_tokens, heads, head_dim).to(torch.bfloat16).contiguous()
+    slots = torch.randperm(4096)[:num_tokens]
+    slots[2000:2500] = slots[torch.randperm(2000)[:500]]
+    slots[1:200:2] = slots[0:200:2]
+    slots[torch.randperm(num_tokens)[:300]] = 4095
+    dtype = torch.float8_e4m3fn if op == "reshape_and_cache_dynamic" else torch.bfloat16
+    caches = [torch.zeros(256, 16, heads, head_dim).to(dtype) for _ in range(2)]
+    scales = [torch.ones(256, 16, heads) for _ in range(2)]
+    if op == "rope_reshape_and_cache":
+        turn = (torch.zeros(num_tokens, dtype=torch.int64), torch.cat([torch.ones(1, 8), torch.zeros(1, 8)], 1))
+        backend.op(op)(rows.clone(), rows.clone(), rows, *caches, *turn, slots)
+    else:
+        extra = scales if op == "reshape_and_cache_dynamic" else ()
+        backend.op(op)(rows, rows, *caches, *extra, slots)
+    stored = [(c.float() * s[..., None]).reshape(4096, -1).round() for c, s in zip(caches, scales, strict=True)]
+    stored = torch.cat(stored, 1)
+    assert torch.equal(stored, stored[:, :1].expand_as(stored)), "a row is a mixture of tokens"
+    allowed = torch.zeros(4096, 14, dtype=torch.bool)
+    allowed[:, 0] = ~torch.isin(torch.arange(4096), slots)
+    allowed[slots, token.long()] = True
+    assert allowed[torch.arange(4096), stored[:, 0].long()].all()
 
 
 def test_rope_is_the_unfused_ops_one_after_another(backend):

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkern.testing.cache_cases import MergeCase, WriteCase
+from pagedkern.testing.cache_cases import GatherCase, MergeCase, MoveCase, WriteCase
 from pagedkern.testing.cases import BF16, BLOCK_SIZES, E4M3, E5M2, FP16, FP32, HEAD_DIMS, SCALE_KINDS, AttentionCase
 from pagedkern.testing.judge import judge_attention
-from pagedkern.testing.judge_cache import judge_merge, judge_write
+from pagedkern.testing.judge_cache import judge_gather, judge_merge, judge_move, judge_write
 from pagedkern.testing.layouts import CACHE_LAYOUTS, INPUT_ONLY_LAYOUTS, ROW_LAYOUTS
 
 WORK_LIMIT = 3_000_000
@@ -149,6 +149,66 @@ def test_attention(backend, random_seed):
         judge_attention(backend, case, random_seed)
     except AssertionError as error:
         raise AssertionError(f"{case}: {error}") from None
+
+
+def random_gather(seed: int) -> GatherCase:
+    rng = random.Random(seed)
+    cache_dtype = rng.choice((None, E4M3, E5M2))
+    scale_kinds = SCALE_KINDS if cache_dtype else (None,)
+    return GatherCase(
+        name=f"seed_{seed}",
+        seq_lens=tuple(rng.choice((0, 1, 16, rng.randint(0, 150))) for _ in range(rng.choice((1, 2, 5, 9)))),
+        kv_heads=rng.choice((1, 2, 3, 8)),
+        head_dim=rng.choice(HEAD_DIMS),
+        block_size=rng.choice((16, rng.choice(BLOCK_SIZES[:6]))),
+        dtype=rng.choice((BF16, FP16, FP32)),
+        cache_dtype=cache_dtype,
+        key_layout=rng.choice(tuple(ROW_LAYOUTS)),
+        value_layout=rng.choice(tuple(ROW_LAYOUTS)),
+        cache_layout=rng.choice(tuple(CACHE_LAYOUTS)),
+        k_scale=rng.choice(scale_kinds),
+        v_scale=rng.choice(scale_kinds),
+    )
+
+
+def random_move(seed: int) -> MoveCase:
+    """copy_blocks over layers of any layouts, or swap_blocks between two; runs of adjacent pairs and single ones."""
+    rng = random.Random(seed)
+    num_blocks = rng.choice((4, 30, 80))
+    ids = list(range(num_blocks))
+    rng.shuffle(ids)
+    if rng.random() < 0.5:
+        half = num_blocks // 2
+        ids = [*range(half), *range(half, num_blocks)]
+    count = rng.randint(1, num_blocks // 2)
+    return MoveCase(
+        name=f"seed_{seed}",
+        op=rng.choice(("copy", "swap")),
+        layers=rng.choice((1, 2, 3)),
+        num_blocks=num_blocks,
+        kv_heads=rng.choice((1, 2, 5)),
+        head_dim=rng.choice(HEAD_DIMS[:16]),
+        block_size=rng.choice((1, 8, 16, rng.randint(1, 20))),
+        dtype=rng.choice((BF16, FP32, E4M3)),
+        layouts=tuple(rng.choice(tuple(CACHE_LAYOUTS)) for _ in range(3)),
+        pairs=tuple(zip(ids[:count], ids[num_blocks // 2 :][:count], strict=True)),
+        mapping_layout=rng.choice(("contiguous", "strided", "transposed")),
+        dst_layout=rng.choice(tuple(CACHE_LAYOUTS)),
+    )
+
+
+MOVERS = ("gather_cache", "copy_blocks", "swap_blocks")
+
+
+@pytest.mark.every(4)
+@pytest.mark.ops(*MOVERS)
+def test_gather_and_move(backend, random_seed):
+    gather = fitted(random_gather, random_seed, backend)
+    for case, judge in ((gather, judge_gather), (random_move(random_seed), judge_move)):
+        try:
+            judge(backend, case, random_seed)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from None
 
 
 WRITERS = ("reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache")

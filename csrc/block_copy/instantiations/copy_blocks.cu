@@ -13,30 +13,35 @@ void strides_to_bytes(PagedCache& cache, int64_t itemsize) {
   cache.stride_head *= itemsize;
 }
 
+// A block of a cache as the launchers see it, in bytes.
+struct BlockRows {
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t row_bytes;
+};
+
 // Rows of heads that lie end to end in every cache become one row of a token, then rows of tokens one row of a block.
-template <int kLayers>
-void merge_rows(CopyBlocksKernelParams<kLayers>& p) {
-  const auto all = [&p](auto&& contiguous) {
-    return std::all_of(p.layers, p.layers + p.num_layers, [&](const CopyBlocksLayer& layer) {
+void merge_rows(const CopyBlocksLayer* layers, int count, BlockRows& rows) {
+  const auto all = [&](auto&& contiguous) {
+    return std::all_of(layers, layers + count, [&](const CopyBlocksLayer& layer) {
       return contiguous(layer.key_cache) && contiguous(layer.value_cache);
     });
   };
-  if (all([&p](const PagedCache& c) { return p.num_heads == 1 || c.stride_head == p.row_bytes; })) {
-    p.row_bytes *= p.num_heads;
-    p.num_heads = 1;
-    if (all([&p](const PagedCache& c) { return p.num_tokens == 1 || c.stride_token == p.row_bytes; })) {
-      p.row_bytes *= p.num_tokens;
-      p.num_tokens = 1;
+  if (all([&](const PagedCache& c) { return rows.num_heads == 1 || c.stride_head == rows.row_bytes; })) {
+    rows.row_bytes *= rows.num_heads;
+    rows.num_heads = 1;
+    if (all([&](const PagedCache& c) { return rows.num_tokens == 1 || c.stride_token == rows.row_bytes; })) {
+      rows.row_bytes *= rows.num_tokens;
+      rows.num_tokens = 1;
     }
   }
 }
 
-template <int kLayers>
-int access_width(const CopyBlocksKernelParams<kLayers>& p) {
+int access_width(const CopyBlocksLayer* layers, int count, const BlockRows& rows) {
   AccessWidth width;
-  width.bytes(p.row_bytes);
-  for (int i = 0; i < p.num_layers; ++i) {
-    for (const PagedCache* cache : {&p.layers[i].key_cache, &p.layers[i].value_cache}) {
+  width.bytes(rows.row_bytes);
+  for (int i = 0; i < count; ++i) {
+    for (const PagedCache* cache : {&layers[i].key_cache, &layers[i].value_cache}) {
       width.pointer(cache->data).bytes(cache->stride_block).bytes(cache->stride_token).bytes(cache->stride_head);
     }
   }
@@ -44,38 +49,39 @@ int access_width(const CopyBlocksKernelParams<kLayers>& p) {
 }
 
 template <int kBytes, int kLayers>
-Status launch_width(const CopyBlocksKernelParams<kLayers>& p, void* stream) {
+Status launch_works(const CopyBlocksKernelParams<kLayers>& p, void* stream) {
   LaunchConfig config;
-  const int64_t work = p.num_pairs * 2 * p.num_layers;
-  config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(work, BlockCopyConfig::kMaxBlocks)));
+  config.grid = dim3(std::min<uint32_t>(p.num_works, BlockCopyConfig::kMaxBlocks));
   config.block = dim3(BlockCopyConfig::kThreads);
   return launch(copy_blocks_kernel<kBytes, kLayers>, config, p, static_cast<cudaStream_t>(stream));
 }
 
-template <int kLayers>
-Status launch_pairs(const CopyBlocksKernelParams<kLayers>& p, void* stream) {
-  switch (access_width(p)) {
-    case 16: return launch_width<16>(p, stream);
-    case 8: return launch_width<8>(p, stream);
-    case 4: return launch_width<4>(p, stream);
-    case 2: return launch_width<2>(p, stream);
-    default: return launch_width<1>(p, stream);
-  }
-}
-
-// A host mapping goes into the parameters, kInlinePairs at a launch: no copy of it that something must wait for.
-template <int kLayers>
-Status launch_inline(const CopyBlocksParams& params, CopyBlocksKernelParams<kLayers>& p, void* stream) {
-  p.mapping_stride_pair = 2;
-  p.mapping_stride_side = 1;
-  for (int64_t first = 0; first < params.num_pairs; first += BlockCopyConfig::kInlinePairs) {
-    p.num_pairs = std::min<int64_t>(params.num_pairs - first, BlockCopyConfig::kInlinePairs);
-    for (int64_t i = 0; i < p.num_pairs; ++i) {
-      const int64_t* pair = params.block_mapping + (first + i) * params.mapping_stride_pair;
-      p.inline_pairs[2 * i] = pair[0];
-      p.inline_pairs[2 * i + 1] = pair[params.mapping_stride_side];
+// As many pairs at a launch as numbers of works in 31 bits allow: all of them, but for absurd sizes. A host mapping
+// goes into the parameters, kInlinePairs at a launch: no copy of it that something must wait for.
+template <int kBytes, int kLayers>
+Status launch_pairs(const CopyBlocksParams& params, CopyBlocksKernelParams<kLayers>& p, const BlockRows& rows,
+                    void* stream) {
+  constexpr int64_t kPiece = BlockCopyConfig::kThreads * BlockCopyConfig::kUnroll;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t vectors = rows.num_tokens * rows.num_heads * (rows.row_bytes / kBytes);
+  if (vectors > kMost) return {"a block of the cache has more than 2^30 accesses"};
+  p.num_vectors = static_cast<uint32_t>(vectors);
+  p.vectors_of_row = FastDivide(static_cast<uint32_t>(rows.row_bytes / kBytes));
+  p.heads = FastDivide(static_cast<uint32_t>(rows.num_heads));
+  p.pieces_of_block = FastDivide(static_cast<uint32_t>((vectors + kPiece - 1) / kPiece));
+  const int64_t works_of_pair = static_cast<int64_t>(p.pieces_of_block.divisor) * p.caches.divisor;
+  const int64_t fitting = std::max<int64_t>(kMost / works_of_pair, 1);
+  const int64_t most = params.mapping_on_host ? std::min<int64_t>(fitting, BlockCopyConfig::kInlinePairs) : fitting;
+  for (int64_t first = 0; first < params.num_pairs; first += most) {
+    const int64_t count = std::min(params.num_pairs - first, most);
+    const int64_t* mapping = params.block_mapping + first * params.mapping_stride_pair;
+    p.num_works = static_cast<uint32_t>(count * works_of_pair);
+    for (int64_t i = 0; params.mapping_on_host && i < count; ++i) {
+      p.inline_pairs[2 * i] = mapping[i * params.mapping_stride_pair];
+      p.inline_pairs[2 * i + 1] = mapping[i * params.mapping_stride_pair + params.mapping_stride_side];
     }
-    const Status status = launch_pairs(p, stream);
+    p.block_mapping = params.mapping_on_host ? nullptr : mapping;
+    const Status status = launch_works<kBytes>(p, stream);
     if (!status.ok()) return status;
   }
   return {};
@@ -90,17 +96,18 @@ Status launch_layers(const CopyBlocksParams& params, int first, int count, void*
     strides_to_bytes(p.layers[i].value_cache, params.itemsize);
   }
   p.num_blocks = params.num_blocks;
-  p.num_tokens = params.block_size;
-  p.num_heads = params.num_kv_heads;
-  p.num_layers = count;
-  p.row_bytes = static_cast<int64_t>(params.head_dim) * params.itemsize;
-  merge_rows(p);
-  if (params.mapping_on_host) return launch_inline(params, p, stream);
-  p.block_mapping = params.block_mapping;
+  p.caches = FastDivide(static_cast<uint32_t>(2 * count));
   p.mapping_stride_pair = params.mapping_stride_pair;
   p.mapping_stride_side = params.mapping_stride_side;
-  p.num_pairs = params.num_pairs;
-  return launch_pairs(p, stream);
+  BlockRows rows = {params.block_size, params.num_kv_heads, static_cast<int64_t>(params.head_dim) * params.itemsize};
+  merge_rows(p.layers, count, rows);
+  switch (access_width(p.layers, count, rows)) {
+    case 16: return launch_pairs<16>(params, p, rows, stream);
+    case 8: return launch_pairs<8>(params, p, rows, stream);
+    case 4: return launch_pairs<4>(params, p, rows, stream);
+    case 2: return launch_pairs<2>(params, p, rows, stream);
+    default: return launch_pairs<1>(params, p, rows, stream);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // The driver's functions that launchers ask for by name.
+#include <cuda.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -32,10 +34,43 @@ int encode_tiled(void* map, int type, uint32_t rank, void* address, const uint64
   return make_tensor_map(m, static_cast<u8*>(map)).empty() ? kCudaSuccess : kCudaInvalidValue;
 }
 
+// cuMemcpyBatchAsync as of CUDA 12.8: as the driver does, it refuses the legacy default stream. Attributes change
+// nothing where every copy is done when its call returns, but they must be there and make sense.
+int copy_batch(void** to, void** from, size_t* bytes, size_t count, const CUmemcpyAttributes* attributes,
+               const size_t* first_of_attributes, size_t num_attributes, size_t* failed, void* stream) {
+  if (stream == nullptr || count == 0 || num_attributes == 0 || first_of_attributes[0] != 0) return kCudaInvalidValue;
+  for (size_t i = 0; i < num_attributes; ++i) {
+    if (attributes[i].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_INVALID) return kCudaInvalidValue;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (to[i] == nullptr || from[i] == nullptr || bytes[i] == 0) {
+      if (failed != nullptr) *failed = i;
+      return kCudaInvalidValue;
+    }
+    std::memmove(to[i], from[i], bytes[i]);
+    device_written(to[i], bytes[i]);
+  }
+  return kCudaSuccess;
+}
+
+struct EntryPoint {
+  const char* name;
+  void* function;
+};
+
+const EntryPoint kEntryPoints[] = {
+    {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode_tiled)},
+    {"cuMemcpyBatchAsync", reinterpret_cast<void*>(&copy_batch)},
+};
+
 cudaError_t entry_point(const char* symbol, void** function, enum cudaDriverEntryPointQueryResult* status) {
-  const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&encode_tiled) : nullptr;
-  if (status != nullptr) *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  *function = nullptr;
+  for (const EntryPoint& entry : kEntryPoints) {
+    if (std::strcmp(symbol, entry.name) == 0) *function = entry.function;
+  }
+  if (status != nullptr) {
+    *status = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  }
   return cudaSuccess;
 }
 

@@ -1,0 +1,122 @@
+// reshape_and_cache_dynamic: rows of key and value to FP8, each with a scale of its own.
+#pragma once
+
+#include "cache_write/kernel_params.h"
+#include "cache_write/slots.cuh"
+#include "common/elements.cuh"
+
+namespace pagedkern {
+
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+constexpr int kMaxHeadDim = 256;
+
+// A row in registers, spread over lanes_of_row lanes: kCount neighbouring elements in each, or, where kCount is 1,
+// every 32nd element.
+template <class T, int kCount>
+struct RowShare {
+  static constexpr int kParts = kCount == 1 ? kMaxHeadDim / 32 : 1;
+  Chunk<T, kCount> chunk[kParts];
+  int element;  // of the first part; the others follow 32 further on
+  int head_dim;
+
+  __device__ __forceinline__ RowShare(int lane, int head_dim) : element(lane * kCount), head_dim(head_dim) {}
+  __device__ __forceinline__ bool has(int part) const { return element + part * 32 < head_dim; }
+
+  __device__ __forceinline__ void load(const T* row) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (has(i)) chunk[i].load(row + element + i * 32);
+    }
+  }
+  // Of the finite elements.
+  __device__ __forceinline__ float amax() const {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (!has(i)) continue;
+      float x[kCount];
+      chunk[i].get(x);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const float magnitude = fabsf(x[j]);
+        most = fmaxf(most, magnitude <= 0x1.fffffep127f ? magnitude : 0.0f);
+      }
+    }
+    return most;
+  }
+  template <class Format>
+  __device__ __forceinline__ void quantize(uint8_t* row, float scale) const {
+    const Quotient quotient(scale);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (!has(i)) continue;
+      float x[kCount];
+      chunk[i].get(x);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) x[j] = quotient(x[j]);
+      Codes<Format, kCount> codes;
+      codes.encode(x);
+      codes.store(row + element + i * 32);
+    }
+  }
+};
+
+// The greatest over the lanes of a row.
+static __device__ __forceinline__ float row_max(float x, int lanes_of_row) {
+  for (int step = lanes_of_row / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+  return x;
+}
+
+template <class T, class Format, int kCount>
+static __device__ __forceinline__ void write_row(const RowShare<T, kCount>& share, float amax, const PagedCache& cache,
+                                                 const KvScale& scales, int64_t block, int64_t offset, int head) {
+  const float scale = __fdiv_rn(fmaxf(amax, 1e-10f), Format::kMax);
+  if (share.element == 0) scales.data[scales.offset(block, offset, head)] = scale;
+  share.template quantize<Format>(static_cast<uint8_t*>(cache.data) + cache.offset(block, offset, head), scale);
+}
+
+// grid: teams of blocks. lanes_of_row lanes take the key and the value of one head of one token.
+template <class T, class Format, int kCount>
+__global__ void __launch_bounds__(CacheWriteConfig::kThreads)
+    reshape_and_cache_dynamic_kernel(const __grid_constant__ CacheWriteKernelParams p) {
+  __shared__ SlotTable slots;
+  const WriteTeam team;
+  const int lane = static_cast<int>(threadIdx.x) & (p.lanes_of_row - 1);
+  const uint32_t rows_at_once = team.num_threads() / p.lanes_of_row;
+
+  for (int64_t first = team.index() * p.team_tokens; first < p.num_slots; first += team.num_teams() * p.team_tokens) {
+    const int64_t left = p.num_slots - first;
+    const TokenRange range{first, static_cast<int>(left < p.team_tokens ? left : p.team_tokens)};
+    const uint32_t total = range.count * p.heads.divisor;
+    // Lanes of a warp go round together, as they reduce together. The first rows are under way while the slots are
+    // looked through.
+    bool known = false;
+    const uint32_t warp_first = (team.thread() - static_cast<int>(threadIdx.x) % 32) / p.lanes_of_row;
+    for (uint32_t round = 0; !known || warp_first + round < total; round += rows_at_once) {
+      const uint32_t row = team.thread() / p.lanes_of_row + round;
+      const int token = static_cast<int>(p.heads(row));
+      const int head = static_cast<int>(row) - token * static_cast<int>(p.heads.divisor);
+      RowShare<T, kCount> key(lane, p.cache.head_dim), value(lane, p.cache.head_dim);
+      bool live = row < total && (!known || slots.live(token));
+      if (live) {
+        key.load(static_cast<const T*>(p.key) + (first + token) * p.key_stride_token + head * p.key_stride_head);
+        value.load(static_cast<const T*>(p.value) + (first + token) * p.value_stride_token +
+                   head * p.value_stride_head);
+      }
+      if (!known) {
+        slots.build(p, range, team);
+        known = true;
+        live = live && slots.live(token);
+      }
+      const float key_amax = row_max(live ? key.amax() : 0.0f, p.lanes_of_row);
+      const float value_amax = row_max(live ? value.amax() : 0.0f, p.lanes_of_row);
+      if (!live) continue;
+      const int64_t block = slots.block(token), offset = slots.offset(token);
+      write_row<T, Format>(key, key_amax, p.key_cache, p.k_scale, block, offset, head);
+      write_row<T, Format>(value, value_amax, p.value_cache, p.v_scale, block, offset, head);
+    }
+    __syncthreads();  // the table is built anew for the next tokens
+  }
+}
+
+}  // namespace pagedkern
