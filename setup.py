@@ -151,6 +151,14 @@ def _package_dir(name):
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def _ninja():
+    if find_spec("ninja") is not None:
+        import ninja
+
+        return os.path.join(ninja.BIN_DIR, "ninja")
+    return shutil.which("ninja") or sys.exit("pagedkern: building needs ninja (pip install ninja), or pip's isolation")
+
+
 def _cuda_home_of(nvcc):
     """Where a working nvcc has its headers and libraries; it may itself be a script or a link. None if incomplete."""
     dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"], capture_output=True, text=True)
@@ -189,7 +197,9 @@ class Toolchain:
         self.torch_dir = _package_dir("torch")
         torch = runpy.run_path(str(self.torch_dir / "version.py"))
         self.torch_version, self.torch_cuda = torch["__version__"], torch["cuda"]
-        self.pybind11_dir = _package_dir("pybind11")
+        # torch brings the headers too.
+        bundled = find_spec("pybind11") is None and (self.torch_dir / "include/pybind11").exists()
+        self.pybind11_dir = self.torch_dir if bundled else _package_dir("pybind11")
         self.cuda_home, self.nvcc_version = _find_cuda_home(), ""
         wanted = _switch("PAGEDKERN_CUDA")
         self.nvcc_missing = self._why_no_nvcc(wanted)
@@ -360,10 +370,8 @@ class NinjaBuild:
         _write_if_changed(self.dir / "build.ninja", "\n".join(self.lines))
 
     def run(self):
-        import ninja
-
         jobs = os.environ.get("PAGEDKERN_JOBS") or str(os.cpu_count())
-        command = [os.path.join(ninja.BIN_DIR, "ninja"), "-f", str(self.dir / "build.ninja"), "-j", jobs, "-k", "0"]
+        command = [_ninja(), "-f", str(self.dir / "build.ninja"), "-j", jobs, "-k", "0"]
         if subprocess.run(command).returncode != 0:
             sys.exit("pagedkern: the build failed, see above")
 

@@ -1,12 +1,14 @@
-"""Cache writes, block copies, gathers and merges on the CPU, held against a plain copy in the same run.
+"""Cache writes, block copies, gathers and merges, held against a plain copy in the same run.
 
-    python bench/bench_cache_ops.py            a table: time, GB/s, share of the copy bandwidth
-    pytest bench/bench_cache_ops.py            the same calls under pytest-benchmark
+    python bench/bench_cache_ops.py                    a table: time, GB/s, share of the copy bandwidth
+    python bench/bench_cache_ops.py --device cuda      the same on a GPU
+    pytest bench/bench_cache_ops.py                    the same calls under pytest-benchmark
 
 GB/s counts the bytes an op must move (reads and writes of rows; not tables, slots and scales). Caches are four times
 the size of what a call touches, pages in random order. "small" calls are the decode step's: time is all that matters.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from pagedkern.testing.timing import copy_bandwidth, median_seconds
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-LARGE, SMALL = 8192, (1, 16)
+LARGE, SMALL = {"cpu": 8192, "cuda": 32768}, (1, 16)
 ops = torch.ops.pagedkern
 
 
@@ -36,8 +38,12 @@ def ones(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 class Inputs:
     """One layer of a model with 32 query and 8 KV heads: a fused qkv, caches of both dtypes, random pages."""
 
-    def __init__(self, num_tokens: int):
+    def __init__(self, num_tokens: int, device: str = "cpu"):
         self.num_tokens = num_tokens
+        with torch.device(device):
+            self.make(num_tokens)
+
+    def make(self, num_tokens: int):
         num_pages = -(-num_tokens // BLOCK_SIZE)
         num_blocks = max(4 * num_pages, 64)
         qkv = ones(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=BF16)
@@ -96,9 +102,10 @@ def write_benches(inputs: Inputs) -> list[Bench]:
 def read_benches(inputs: Inputs) -> list[Bench]:
     num_seqs = 8
     table = inputs.pages.int().reshape(num_seqs, -1).contiguous()
-    lens = torch.full((num_seqs,), inputs.num_tokens // num_seqs, dtype=torch.int32)
-    cu_seqlens = torch.arange(num_seqs + 1, dtype=torch.int32) * lens[0]
-    outs = [ones(inputs.num_tokens, KV_HEADS, HEAD_DIM, dtype=BF16) for _ in range(2)]
+    with torch.device(table.device):
+        lens = torch.full((num_seqs,), inputs.num_tokens // num_seqs, dtype=torch.int32)
+        cu_seqlens = torch.arange(num_seqs + 1, dtype=torch.int32) * lens[0]
+        outs = [ones(inputs.num_tokens, KV_HEADS, HEAD_DIM, dtype=BF16) for _ in range(2)]
     where = (table, lens, cu_seqlens)
     return [
         Bench("gather bf16", inputs.row_bytes(2 * KV_HEADS, 4), lambda: ops.gather_cache(*outs, *inputs.nhd, *where)),
@@ -114,7 +121,7 @@ def read_benches(inputs: Inputs) -> list[Bench]:
 
 
 def block_benches(inputs: Inputs) -> list[Bench]:
-    ids = torch.randperm(inputs.nhd[0].size(0))
+    ids = torch.randperm(inputs.nhd[0].size(0), device=inputs.pages.device)
     pairs = ids.reshape(2, -1).t()[: len(inputs.pages)].contiguous()
     key_caches, value_caches = zip(inputs.nhd, inputs.hnd, strict=True)
 
@@ -132,20 +139,22 @@ def block_benches(inputs: Inputs) -> list[Bench]:
     ]
 
 
-def merge_benches(num_tokens: int) -> list[Bench]:
-    out, a, b = (ones(num_tokens, HEADS, HEAD_DIM, dtype=BF16) for _ in range(3))
-    lse, lse_a, lse_b = (ones(num_tokens, HEADS, dtype=torch.float32) for _ in range(3))
+def merge_benches(num_tokens: int, device: str = "cpu") -> list[Bench]:
+    with torch.device(device):
+        out, a, b = (ones(num_tokens, HEADS, HEAD_DIM, dtype=BF16) for _ in range(3))
+        lse, lse_a, lse_b = (ones(num_tokens, HEADS, dtype=torch.float32) for _ in range(3))
     call = lambda: ops.merge_attention_states(out, lse, a, lse_a, b, lse_b)  # noqa: E731
     return [Bench(f"merge bf16, {num_tokens} tokens", 3 * out.numel() * 2, call)]
 
 
-def large_benches() -> list[Bench]:
-    inputs = Inputs(LARGE)
-    return [*write_benches(inputs), *read_benches(inputs), *block_benches(inputs), *merge_benches(LARGE)]
+def large_benches(device: str = "cpu") -> list[Bench]:
+    tokens = LARGE[device]
+    inputs = Inputs(tokens, device)
+    return [*write_benches(inputs), *read_benches(inputs), *block_benches(inputs), *merge_benches(tokens, device)]
 
 
-def small_benches() -> list[Bench]:
-    return [bench for n in SMALL for bench in [*write_benches(Inputs(n)), *merge_benches(n)]]
+def small_benches(device: str = "cpu") -> list[Bench]:
+    return [bench for n in SMALL for bench in [*write_benches(Inputs(n, device)), *merge_benches(n, device)]]
 
 
 def pytest_generate_tests(metafunc):
@@ -158,18 +167,27 @@ def test_bench(benchmark, bench):
     benchmark(bench.call)
 
 
+def describe(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"CPU {pagedkern.build_info()['cpu_simd']}, {torch.get_num_threads()} threads"
+
+
 def main():
-    bandwidth = copy_bandwidth()
-    print(f"CPU {pagedkern.build_info()['cpu_simd']}, {torch.get_num_threads()} threads")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=LARGE, default="cpu")
+    device = parser.parse_args().device
+    bandwidth = copy_bandwidth(1 << (30 if device == "cuda" else 28), device)
+    print(describe(device))
     print(f"plain copy: {bandwidth / 1e9:.1f} GB/s, reads and writes counted\n")
     print(f"{'op':38}{'us':>10}{'GB/s':>8}{'of copy':>9}")
-    for bench in large_benches():
-        seconds = median_seconds(bench.call, repeats=30)
+    for bench in large_benches(device):
+        seconds = median_seconds(bench.call, repeats=30, device=device)
         rate = bench.num_bytes / seconds
         print(f"{bench.name:38}{seconds * 1e6:10.1f}{rate / 1e9:8.1f}{rate / bandwidth:9.0%}")
     print(f"\n{'small calls, dispatch included':38}{'us':>10}")
-    for bench in small_benches():
-        print(f"{bench.name:38}{median_seconds(bench.call, repeats=2000, warmup=50) * 1e6:10.2f}")
+    for bench in small_benches(device):
+        print(f"{bench.name:38}{median_seconds(bench.call, repeats=2000, warmup=50, device=device) * 1e6:10.2f}")
 
 
 if __name__ == "__main__":

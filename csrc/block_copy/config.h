@@ -7,6 +7,7 @@ struct BlockCopyConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMaxBlocks = 132 * 8;
   static constexpr int kUnroll = 4;         // independent loads of a thread
+  static constexpr int64_t kMaxRounds = 4;  // of kThreads * kUnroll accesses for one look at the mapping
   static constexpr int kInlinePairs = 128;  // pairs of a host mapping that travel in the kernel's parameters
   // Layers of one launch: their pointers travel in the parameters too, of which a launch may have 32,764 bytes.
   static constexpr int kFewLayers = 64;

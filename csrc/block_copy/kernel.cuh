@@ -22,6 +22,7 @@ struct CopyBlocksKernelParams {
   int64_t num_blocks;                                       // ids beyond it are skipped
   uint32_t num_works;
   uint32_t num_vectors;        // of a block
+  uint32_t rounds;             // of kThreads * kUnroll vectors in a piece
   FastDivide pieces_of_block;  // work to (pair and cache)
   FastDivide caches;           // pair and cache to pair; caches are 2 * num_layers
   FastDivide vectors_of_row;
@@ -64,23 +65,25 @@ __global__ void __launch_bounds__(BlockCopyConfig::kThreads)
     }
     const char* from = static_cast<const char*>(cache.data) + ids.source * cache.stride_block;
     char* to = static_cast<char*>(cache.data) + ids.destination * cache.stride_block;
-    const uint32_t first = (work - block * p.pieces_of_block.divisor) * kThreads * kUnroll + threadIdx.x;
-
-    Vector values[kUnroll];
-    int64_t offsets[kUnroll];
+    const uint32_t piece = work - block * p.pieces_of_block.divisor;
+    for (uint32_t round = 0; round < p.rounds; ++round) {
+      const uint32_t first = (piece * p.rounds + round) * kThreads * kUnroll + threadIdx.x;
+      Vector values[kUnroll];
+      int64_t offsets[kUnroll];
 #pragma unroll
-    for (uint32_t u = 0; u < kUnroll; ++u) {
-      const uint32_t i = first + u * kThreads;
-      if (i >= p.num_vectors) break;
-      const uint32_t row = p.vectors_of_row(i);
-      const uint32_t token = p.heads(row);
-      offsets[u] = cache.offset(0, token, row - token * p.heads.divisor) +
-                   static_cast<int64_t>(i - row * p.vectors_of_row.divisor) * kBytes;
-      values[u] = *reinterpret_cast<const Vector*>(from + offsets[u]);
-    }
+      for (uint32_t u = 0; u < kUnroll; ++u) {
+        const uint32_t i = first + u * kThreads;
+        if (i >= p.num_vectors) break;
+        const uint32_t row = p.vectors_of_row(i);
+        const uint32_t token = p.heads(row);
+        offsets[u] = cache.offset(0, token, row - token * p.heads.divisor) +
+                     static_cast<int64_t>(i - row * p.vectors_of_row.divisor) * kBytes;
+        values[u] = *reinterpret_cast<const Vector*>(from + offsets[u]);
+      }
 #pragma unroll
-    for (uint32_t u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads < p.num_vectors) *reinterpret_cast<Vector*>(to + offsets[u]) = values[u];
+      for (uint32_t u = 0; u < kUnroll; ++u) {
+        if (first + u * kThreads < p.num_vectors) *reinterpret_cast<Vector*>(to + offsets[u]) = values[u];
+      }
     }
   }
 }

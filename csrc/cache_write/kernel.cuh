@@ -7,36 +7,55 @@
 
 namespace pagedkern {
 
+// A thread has kUnroll parts of key and of value at a time, so that at least four loads are in flight.
+constexpr int kUnroll = 2;
+
 // Elements as they are.
 template <int kCount>
 struct CopyRow {
   static constexpr int kElements = kCount;
-  static constexpr int kUnroll = 2;  // with key and value four loads of a thread are in flight
   using Source = uint16_t;
   using Target = uint16_t;
   using Data = Chunk<uint16_t, kCount>;
 
-  static __device__ __forceinline__ void store(const Data& data, Target* target, float) { data.store(target); }
+  template <class Places>
+  static __device__ __forceinline__ void store(const Data (&data)[kUnroll], const Places& places) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (places.live(u)) data[u].store(places.target(u));
+    }
+  }
 };
 
-// stored = saturate(x / scale)
-template <class T, class Format, int kCount>
+// stored = saturate(x / scale). Eight elements are half an access of FP8: neighbouring lanes trade (kTrade), so that
+// the even one has 16 elements of the first part and the odd one 16 of the second. Both halves belong to one row.
+template <class T, class Format, int kCount, bool kTrade>
 struct QuantizeRow {
   static constexpr int kElements = kCount;
-  static constexpr int kUnroll = kCount == 16 ? 1 : 2;
   using Source = T;
   using Target = uint8_t;
   using Data = Chunk<T, kCount>;
 
-  static __device__ __forceinline__ void store(const Data& data, Target* target, float scale) {
-    float x[kCount];
-    data.get(x);
-    const Quotient quotient(scale);
+  template <class Places>
+  static __device__ __forceinline__ void store(const Data (&data)[kUnroll], const Places& places) {
+    Codes<Format, kCount> codes[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
-    Codes<Format, kCount> codes;
-    codes.encode(x);
-    codes.store(target);
+    for (int u = 0; u < kUnroll; ++u) {
+      float x[kCount];
+      data[u].get(x);
+      const Quotient quotient(places.live(u) ? places.scale(u) : 1.0f);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
+      codes[u].encode(x);
+      if (!kTrade && places.live(u)) codes[u].store(places.target(u));
+    }
+    if constexpr (kTrade) {
+      const bool odd = threadIdx.x % 2 != 0;
+      const uint4 both = trade_halves(codes[0].vector[0], codes[1].vector[0], odd);
+      if (places.live(odd ? 1 : 0)) {
+        *reinterpret_cast<uint4*>(odd ? places.target(1) - kCount : places.target(0)) = both;
+      }
+    }
   }
 };
 
@@ -72,6 +91,26 @@ static __device__ __forceinline__ RowPart row_part(const CacheWriteKernelParams&
           static_cast<int>(i - row * p.chunks_of_row.divisor) * Row::kElements};
 }
 
+// Where the parts of a thread go on one side, key or value.
+template <class Row>
+struct PartPlaces {
+  const SlotTable& slots;
+  const RowPart (&parts)[kUnroll];
+  const bool (&alive)[kUnroll];
+  const PagedCache& cache;
+  const ScaleReader& scales;
+
+  __device__ __forceinline__ bool live(int u) const { return alive[u]; }
+  __device__ __forceinline__ float scale(int u) const {
+    return scales.at(slots.block(parts[u].token), slots.offset(parts[u].token), parts[u].head);
+  }
+  __device__ __forceinline__ typename Row::Target* target(int u) const {
+    const RowPart& part = parts[u];
+    return static_cast<typename Row::Target*>(cache.data) +
+           cache.offset(slots.block(part.token), slots.offset(part.token), part.head) + part.element;
+  }
+};
+
 template <class Row>
 static __device__ __forceinline__ void load_part(typename Row::Data& data, const void* rows, int64_t stride_token,
                                                  int64_t stride_head, int64_t token, const RowPart& part) {
@@ -79,40 +118,30 @@ static __device__ __forceinline__ void load_part(typename Row::Data& data, const
             part.element);
 }
 
+// grid: teams of blocks. A team takes team_tokens tokens after the other; a thread the same parts of key and value.
 template <class Row>
-static __device__ __forceinline__ void store_part(const typename Row::Data& data, const PagedCache& cache,
-                                                  const ScaleReader& scale, int64_t block, int64_t offset,
-                                                  const RowPart& part) {
-  Row::store(data,
-             static_cast<typename Row::Target*>(cache.data) + cache.offset(block, offset, part.head) + part.element,
-             scale.at(block, offset, part.head));
-}
-
-// grid: teams of blocks. A team takes team_tokens tokens after the other; a thread the same part of key and value.
-template <class Row>
-__global__ void __launch_bounds__(CacheWriteConfig::kThreads)
+__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads)
     reshape_and_cache_kernel(const __grid_constant__ CacheWriteKernelParams p) {
-  constexpr int kUnroll = Row::kUnroll;
   __shared__ SlotTable slots;
-  const WriteTeam team;
+  const Team team;
   const ScaleReader k_scale(p.k_scale), v_scale(p.v_scale);
 
   for (int64_t first = team.index() * p.team_tokens; first < p.num_slots; first += team.num_teams() * p.team_tokens) {
     const int64_t left = p.num_slots - first;
     const TokenRange range{first, static_cast<int>(left < p.team_tokens ? left : p.team_tokens)};
     const uint32_t total = range.count * p.heads.divisor * p.chunks_of_row.divisor;
-    typename Row::Data key[kUnroll], value[kUnroll];
-    RowPart part[kUnroll];
-    bool live[kUnroll];
-    // The first parts are under way while the slots are looked through.
+    // The first parts are under way while the slots are looked through. Lanes of a warp go round together.
     bool known = false;
-    for (uint32_t begin = team.thread(); known ? begin < total : true; begin += team.num_threads() * kUnroll) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t base = team.thread() - lane; !known || base < total; base += team.num_threads() * kUnroll) {
+      typename Row::Data key[kUnroll] = {}, value[kUnroll] = {};
+      RowPart part[kUnroll];
+      bool live[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const uint32_t i = begin + u * team.num_threads();
-        live[u] = i < total;
+        const uint32_t i = base + lane + u * team.num_threads();
         part[u] = row_part<Row>(p, i);
-        if (live[u] && known) live[u] = slots.live(part[u].token);
+        live[u] = i < total && (!known || slots.live(part[u].token));
         if (!live[u]) continue;
         const int64_t token = first + part[u].token;
         load_part<Row>(key[u], p.key, p.key_stride_token, p.key_stride_head, token, part[u]);
@@ -121,14 +150,11 @@ __global__ void __launch_bounds__(CacheWriteConfig::kThreads)
       if (!known) {
         slots.build(p, range, team);
         known = true;
-      }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (!live[u] || !slots.live(part[u].token)) continue;
-        const int64_t block = slots.block(part[u].token), offset = slots.offset(part[u].token);
-        store_part<Row>(key[u], p.key_cache, k_scale, block, offset, part[u]);
-        store_part<Row>(value[u], p.value_cache, v_scale, block, offset, part[u]);
+        for (int u = 0; u < kUnroll; ++u) live[u] = live[u] && slots.live(part[u].token);
       }
+      Row::store(key, PartPlaces<Row>{slots, part, live, p.key_cache, k_scale});
+      Row::store(value, PartPlaces<Row>{slots, part, live, p.value_cache, v_scale});
     }
     __syncthreads();  // the table is built anew for the next tokens
   }

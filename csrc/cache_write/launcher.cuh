@@ -16,22 +16,22 @@ constexpr int64_t divide_up(int64_t a, int64_t b) {
 
 // Blocks and teams for num_slots tokens of `threads_of_token` threads' work each; sets team_tokens.
 inline LaunchConfig team_grid(CacheWriteKernelParams& p, int64_t threads_of_token) {
-  constexpr int64_t kThreads = CacheWriteConfig::kThreads, kTeamBlocks = CacheWriteConfig::kTeamBlocks;
-  const int64_t wanted =
-      std::min<int64_t>(divide_up(p.num_slots * threads_of_token, kThreads), CacheWriteConfig::kMaxBlocks);
-  int64_t team_blocks = 1;
-  if (p.num_slots >= CacheWriteConfig::kManyTokens) {
-    team_blocks = kTeamBlocks;
-  } else {  // few tokens of many heads: more than one block for each
-    while (team_blocks < kTeamBlocks && 2 * team_blocks * p.num_slots <= wanted) team_blocks *= 2;
+  using Config = CacheWriteConfig;
+  const bool many = p.num_slots >= Config::kManyTokens;
+  const int64_t threads = many ? Config::kTeamThreads : Config::kThreads;
+  const int64_t wanted = std::min<int64_t>(divide_up(p.num_slots * threads_of_token, threads),
+                                           many ? Config::kMaxTeamBlocks : Config::kMaxBlocks);
+  int64_t team_blocks = many ? Config::kTeamBlocks : 1;
+  while (!many && team_blocks < Config::kTeamBlocks && 2 * team_blocks * p.num_slots <= wanted) {
+    team_blocks *= 2;  // few tokens of many heads: more than one block for each
   }
   const int64_t teams = std::clamp<int64_t>(wanted / team_blocks, 1, p.num_slots);
   // Work of a team is numbered in 31 bits.
-  const int64_t most_tokens = std::clamp<int64_t>((1 << 30) / threads_of_token, 1, CacheWriteConfig::kMaxTeamTokens);
+  const int64_t most_tokens = std::clamp<int64_t>((1 << 30) / threads_of_token, 1, Config::kMaxTeamTokens);
   p.team_tokens = std::min(divide_up(p.num_slots, teams), most_tokens);
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(teams, divide_up(p.num_slots, p.team_tokens)) * team_blocks));
-  config.block = dim3(CacheWriteConfig::kThreads);
+  config.block = dim3(static_cast<unsigned>(threads));
   config.cluster = dim3(static_cast<unsigned>(team_blocks));
   return config;
 }

@@ -7,19 +7,33 @@
 
 namespace pagedkern {
 
-// What a thread takes of a row: two runs of kCount elements. Of the rotated part the runs hold kCount pairs: a run of
-// first and a run of second elements of neox halves, or neighbouring pairs. The rest of a row, and a value, is plain.
+// What a thread takes of a row: two runs of kCount elements, one in each half of the rotated part or of the rest, so
+// that neighbouring lanes have neighbouring runs. Of neox halves they are the two elements of kCount pairs, of
+// interleaved pairs kCount / 2 pairs each. (A run of one element has no pair of its own: interleaved, both runs are one
+// pair.)
 template <int kCount>
 struct RopeUnit {
   int first, second;  // where the runs begin
-  int pair;           // the first pair, also where its cosines begin
+  int pair;           // the first pair of the first run, also where its cosines begin
+  int next;           // interleaved: the first pair of the second run
   bool rotated;
 
-  __device__ __forceinline__ RopeUnit(int unit, const RopeParams& rope)
-      : pair(unit * kCount), rotated(unit * 2 * kCount < rope.rotary_dim) {
-    const bool halves = rotated && !rope.interleaved;
-    first = halves ? pair : 2 * pair;
-    second = first + (halves ? rope.rotary_dim / 2 : kCount);
+  __device__ __forceinline__ RopeUnit(int unit, int head_dim, const RopeParams& rope) {
+    const int rotated_units = rope.rotary_dim / (2 * kCount);
+    rotated = unit < rotated_units;
+    const int begin = rotated ? 0 : rope.rotary_dim, size = rotated ? rope.rotary_dim : head_dim - rope.rotary_dim;
+    const int in_part = rotated ? unit : unit - rotated_units;
+    first = begin + in_part * kCount;
+    second = first + size / 2;
+    pair = first;
+    next = second / 2;
+    if (!rotated || !rope.interleaved) return;
+    pair = first / 2;
+    if constexpr (kCount == 1) {
+      pair = unit;
+      first = 2 * unit;
+      second = first + 1;
+    }
   }
 };
 
@@ -37,19 +51,36 @@ struct RopeRuns {
   }
 };
 
-// Cosines and sines of kCount pairs at one position.
+// Cosines and sines of a unit's pairs at one position.
 template <int kCount>
 struct Turn {
   float cosine[kCount], sine[kCount];
 
   template <class Table>
-  __device__ __forceinline__ void load(const RopeParams& rope, int64_t position, int pair) {
-    const Table* row = static_cast<const Table*>(rope.cos_sin_cache) + position * rope.cos_sin_stride;
-    Chunk<Table, kCount> cosines, sines;
-    cosines.load(row + pair);
-    sines.load(row + rope.rotary_dim / 2 + pair);
-    cosines.get(cosine);
-    sines.get(sine);
+  __device__ __forceinline__ void load(const RopeParams& rope, int64_t position, const RopeUnit<kCount>& unit) {
+    const Table* cosines = static_cast<const Table*>(rope.cos_sin_cache) + position * rope.cos_sin_stride;
+    const Table* sines = cosines + rope.rotary_dim / 2;
+    if (kCount > 1 && rope.interleaved) {
+      load_part<Table, kCount / 2>(cosines + unit.pair, sines + unit.pair, 0);
+      load_part<Table, kCount / 2>(cosines + unit.next, sines + unit.next, kCount / 2);
+    } else {
+      load_part<Table, kCount>(cosines + unit.pair, sines + unit.pair, 0);
+    }
+  }
+
+  template <class Table, int kPart>
+  __device__ __forceinline__ void load_part(const Table* cosines, const Table* sines, int at) {
+    constexpr int kSize = kPart > 0 ? kPart : 1;
+    Chunk<Table, kSize> chunk;
+    float x[kSize];
+    chunk.load(cosines);
+    chunk.get(x);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) cosine[at + i] = x[i];
+    chunk.load(sines);
+    chunk.get(x);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sine[at + i] = x[i];
   }
 
   // x' = x cos - y sin, y' = y cos + x sin, each product rounded on its own, as every backend does it.
@@ -90,7 +121,7 @@ struct CopyCode {
   }
 };
 
-// Rounded to FP8. Eight codes are half an access, so the two runs, or those of two neighbouring lanes, go together.
+// Rounded to FP8. Eight codes are half an access: neighbouring lanes trade where the runs of both begin on one.
 template <class Format>
 struct QuantizeCode {
   static constexpr int kBytes = 1;
@@ -106,35 +137,23 @@ struct QuantizeCode {
     return codes;
   }
 
-  // All lanes of a warp call it. `trade`: lanes of even and odd units both hold halves of 16 neighbouring elements.
+  // All lanes of a warp call it.
   template <class T, int kCount>
   static __device__ __forceinline__ void store(const RopeRuns<T, kCount>& runs, void* row, const RopeUnit<kCount>& unit,
                                                float scale, bool trade, bool write) {
     const Quotient quotient(scale);
-    auto first = encode(runs.first, quotient), second = encode(runs.second, quotient);
+    const auto first = encode(runs.first, quotient), second = encode(runs.second, quotient);
     auto* codes = static_cast<uint8_t*>(row);
     if constexpr (kCount == 8) {
-      int element = unit.first;
-      uint4 both = {first.vector[0].x, first.vector[0].y, second.vector[0].x, second.vector[0].y};
       if (trade) {
-        const bool odd = (unit.pair / kCount) % 2 != 0;
-        const uint2 given = odd ? first.vector[0] : second.vector[0];
-        const uint2 got = {__shfl_xor_sync(0xFFFFFFFFu, given.x, 1), __shfl_xor_sync(0xFFFFFFFFu, given.y, 1)};
-        if (unit.second != unit.first + kCount) {
-          const uint2 kept = odd ? second.vector[0] : first.vector[0];
-          both = odd ? uint4{got.x, got.y, kept.x, kept.y} : uint4{kept.x, kept.y, got.x, got.y};
-          element = odd ? unit.second - kCount : unit.first;
-        }
-      } else if (unit.second != unit.first + kCount) {
-        if (write) first.store(codes + unit.first);
-        if (write) second.store(codes + unit.second);
+        const bool odd = threadIdx.x % 2 != 0;
+        const uint4 both = trade_halves(first.vector[0], second.vector[0], odd);
+        if (write) *reinterpret_cast<uint4*>(codes + (odd ? unit.second - kCount : unit.first)) = both;
         return;
       }
-      if (write) *reinterpret_cast<uint4*>(codes + element) = both;
-    } else if (write) {
-      first.store(codes + unit.first);
-      second.store(codes + unit.second);
     }
+    if (write) first.store(codes + unit.first);
+    if (write) second.store(codes + unit.second);
   }
 };
 
@@ -166,13 +185,13 @@ class RopeToken {
     const int num_units = p_.cache.head_dim / (2 * kCount);
     for (int base = 0; base < num_units; base += p_.lanes_of_row) {
       const int index = base + (lane & (p_.lanes_of_row - 1));
-      const RopeUnit<kCount> unit(index, p_.rope);
+      const RopeUnit<kCount> unit(index, p_.cache.head_dim, p_.rope);
       const bool inside = index < num_units;
       rotate_ = inside && unit.rotated && turned_;
       if (rotate_ && p_.rope.cos_sin_dtype == DType::kFloat32) {
-        turn_.template load<float>(p_.rope, position_, unit.pair);
+        turn_.template load<float>(p_.rope, position_, unit);
       } else if (rotate_) {
-        turn_.template load<T>(p_.rope, position_, unit.pair);
+        turn_.template load<T>(p_.rope, position_, unit);
       }
       for (int row = part * rows_of_warp; row < num_rows; row += p_.warps_of_token * rows_of_warp) {
         const int mine = row + lane / p_.lanes_of_row;
@@ -197,9 +216,9 @@ class RopeToken {
                                          : p_.value_stride_head;
     T* const source = rows + token_ * stride_token + head * stride_head;
     RopeUnit<kCount> place = unit;
-    if (!is_query && !is_key) {  // a value is two neighbouring runs
-      place.first = 2 * kCount * index;
-      place.second = place.first + kCount;
+    if (!is_query && !is_key) {
+      place.first = index * kCount;
+      place.second = place.first + p_.cache.head_dim / 2;
     }
     const bool rotate = inside && rotate_ && (is_query || is_key);
     const bool write = inside && live_ && !is_query;
@@ -228,10 +247,10 @@ class RopeToken {
 
 // grid: teams of blocks. warps_of_token warps take a token.
 template <class T, class Code, int kCount>
-__global__ void __launch_bounds__(CacheWriteConfig::kThreads)
+__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads)
     rope_reshape_and_cache_kernel(const __grid_constant__ RopeKernelParams p) {
   __shared__ SlotTable slots;
-  const WriteTeam team;
+  const Team team;
   const int warp = team.thread() / 32;
 
   for (int64_t first = team.index() * p.team_tokens; first < p.num_slots; first += team.num_teams() * p.team_tokens) {

@@ -7,8 +7,6 @@
 
 namespace pagedkern {
 
-using WriteTeam = Team<CacheWriteConfig::kThreads>;
-
 // The tokens [first, first + count) of slot_mapping that a team writes.
 struct TokenRange {
   int64_t first;
@@ -30,28 +28,32 @@ class SlotTable {
   __device__ __forceinline__ int64_t block(int t) const { return block_[t]; }
   __device__ __forceinline__ int64_t offset(int t) const { return offset_[t]; }
 
-  __device__ __forceinline__ void build(const CacheWriteParams& p, const TokenRange& range, const WriteTeam& team) {
+  __device__ __forceinline__ void build(const CacheWriteParams& p, const TokenRange& range, const Team& team) {
     const int64_t num_cache_slots = p.cache.num_blocks * p.cache.block_size;
-    for (int i = threadIdx.x; i < kSize; i += kThreads) {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    for (int i = thread; i < kSize; i += threads) {
       key_[i] = -1;
       last_[i] = -1;
       if (i < kTokens) overruled_[i] = 0;
     }
     team.sync();  // no block may mark a token of another that has not begun
-    for (int t = threadIdx.x; t < range.count; t += kThreads) {
+    // Lanes begin on multiples of kRun, where pages of slots usually begin.
+    for (int t = thread - static_cast<int>(range.first % kRun); t < range.count; t += threads) {
+      if (t < 0) continue;
       const int64_t slot = load_slot(p, range.first + t);
       const bool inside = slot >= 0 && slot < num_cache_slots;
       block_[t] = inside ? slot : -1;  // the slot, until the end
       if (inside) insert(slot, t);
     }
     __syncthreads();
-    for (int64_t j = range.first + range.count + team.thread(); j < p.num_slots; j += team.num_threads()) {
-      const int64_t slot = load_slot(p, j);
+    const int64_t end = range.first + range.count;
+    for (int64_t j = end / kRun * kRun + team.thread(); j < p.num_slots; j += team.num_threads()) {
+      const int64_t slot = j < end ? -1 : load_slot(p, j);
       const int place = slot < 0 ? -1 : find(slot);
       if (place >= 0) overrule(last_[place], team);
     }
     team.sync();
-    for (int t = threadIdx.x; t < range.count; t += kThreads) {
+    for (int t = thread; t < range.count; t += threads) {
       const int64_t slot = block_[t];
       if (slot < 0) continue;
       const bool written = last_[find(slot)] == t && overruled_[t] == 0;
@@ -62,15 +64,15 @@ class SlotTable {
   }
 
  private:
-  static constexpr int kThreads = CacheWriteConfig::kThreads;
   static constexpr int kTokens = CacheWriteConfig::kMaxTeamTokens;
   static constexpr int kSize = CacheWriteConfig::kTableSize;
+  static constexpr int kRun = 16;
 
-  // Neighbouring slots stay neighbours, so that lanes with neighbouring tokens meet no bank conflict; runs of 16 mix.
+  // Neighbouring slots stay neighbours, so that lanes with neighbouring tokens meet no bank conflict; runs of kRun mix.
   static __device__ __forceinline__ int hash(int64_t slot) {
-    const int64_t run = slot >> 4;
+    const int64_t run = slot / kRun;
     const uint32_t folded = static_cast<uint32_t>(run) ^ static_cast<uint32_t>(run >> 32) * 0x85EBCA6Bu;
-    return static_cast<int>((folded * 0x9E3779B1u >> 16) + (static_cast<uint32_t>(slot) & 15)) & (kSize - 1);
+    return static_cast<int>((folded * 0x9E3779B1u >> 16) + static_cast<uint32_t>(slot % kRun)) & (kSize - 1);
   }
 
   __device__ __forceinline__ void insert(int64_t slot, int t) {
@@ -94,7 +96,7 @@ class SlotTable {
   }
 
   // A token of another team has the slot of t and comes later.
-  __device__ __forceinline__ void overrule(int t, const WriteTeam& team) {
+  __device__ __forceinline__ void overrule(int t, const Team& team) {
     for (int block = 0; block < team.num_blocks; ++block) atomicExch(team.of_block(&overruled_[t], block), 1);
   }
 

@@ -157,6 +157,14 @@ struct Codes : Chunk<uint8_t, kCount> {
   }
 };
 
+// Two neighbouring lanes, both with two halves: the even one gets both first halves, the odd one both second halves, in
+// the order of the lanes. All lanes of a warp call it.
+static __device__ __forceinline__ uint4 trade_halves(uint2 first, uint2 second, bool odd) {
+  const uint2 given = odd ? first : second;
+  const uint2 got = {__shfl_xor_sync(0xFFFFFFFFu, given.x, 1), __shfl_xor_sync(0xFFFFFFFFu, given.y, 1)};
+  return odd ? uint4{got.x, got.y, second.x, second.y} : uint4{first.x, first.y, got.x, got.y};
+}
+
 // x / scale, rounded as one IEEE division wherever an FP8 code depends on it: quotients below 2^-20 only keep their
 // sign and those from 2^17 only their saturation. With r = 1 / scale rounded, q = x r and the exact rest x - q scale,
 // one correction q + rest r is the rounded quotient (Markstein); scales far from 1 are brought near it by a power of

@@ -7,14 +7,15 @@
 
 namespace pagedkern {
 
-template <int kBlockThreads>
 struct Team {
   cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
   int num_blocks = static_cast<int>(cluster.num_blocks());
   int block = static_cast<int>(cluster.block_rank());
 
-  __device__ __forceinline__ int thread() const { return block * kBlockThreads + static_cast<int>(threadIdx.x); }
-  __device__ __forceinline__ int num_threads() const { return num_blocks * kBlockThreads; }
+  __device__ __forceinline__ int thread() const {
+    return block * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ int num_threads() const { return num_blocks * static_cast<int>(blockDim.x); }
   __device__ __forceinline__ int64_t index() const { return blockIdx.x / num_blocks; }
   __device__ __forceinline__ int64_t num_teams() const { return gridDim.x / num_blocks; }
   __device__ __forceinline__ void sync() const { cluster.sync(); }

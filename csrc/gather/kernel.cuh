@@ -12,6 +12,7 @@ struct GatherKernelParams : GatherCacheParams {
   int32_t block_tokens;      // tokens that a block of threads takes at a time
   FastDivide chunks_of_row;  // heads that lie end to end everywhere are one row (num_kv_heads is then 1)
   FastDivide heads;
+  bool trade;  // chunks of a row are in pairs, so that neighbouring lanes can trade halves of theirs
 };
 
 // Elements as they are.
@@ -22,10 +23,13 @@ struct CopyChunk {
   using Target = uint16_t;
   using Data = Chunk<uint16_t, kCount>;
 
-  static __device__ __forceinline__ void store(const Data& data, Target* target, float) { data.store(target); }
+  static __device__ __forceinline__ void store(const Data& data, Target* target, float, bool, bool write) {
+    if (write) data.store(target);
+  }
 };
 
-// stored * scale in float32, rounded once.
+// stored * scale in float32, rounded once. 16 codes become two accesses: neighbouring lanes trade, so that together
+// they write 32 neighbouring bytes at a time.
 template <class T, class Format, int kCount>
 struct DequantizeChunk {
   static constexpr int kElements = kCount;
@@ -33,14 +37,36 @@ struct DequantizeChunk {
   using Target = T;
   using Data = Codes<Format, kCount>;
 
-  static __device__ __forceinline__ void store(const Data& data, Target* target, float scale) {
-    float x[kCount];
-    data.decode(x);
+  template <int kPart>
+  static __device__ __forceinline__ void store_part(const Codes<Format, kPart>& codes, Target* target, float scale) {
+    float x[kPart];
+    codes.decode(x);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] *= scale;
-    Chunk<T, kCount> out;
+    for (int i = 0; i < kPart; ++i) x[i] *= scale;
+    Chunk<T, kPart> out;
     out.set(x);
     out.store(target);
+  }
+
+  // All lanes of a warp call it; `write` and `scale` are the same for a pair of lanes that trades.
+  static __device__ __forceinline__ void store(const Data& data, Target* target, float scale, bool trade, bool write) {
+    if constexpr (kCount == 16) {
+      const bool odd = trade && threadIdx.x % 2 != 0;
+      Codes<Format, 8> low, high;
+      low.vector[0] = {data.vector[0].x, data.vector[0].y};
+      high.vector[0] = {data.vector[0].z, data.vector[0].w};
+      if (trade) {
+        const uint4 both = trade_halves(low.vector[0], high.vector[0], odd);
+        low.vector[0] = {both.x, both.y};
+        high.vector[0] = {both.z, both.w};
+      }
+      // The even lane has the low halves of both, the odd one the high halves.
+      Target* const first = odd ? target - 8 : target;
+      if (write) store_part<8>(low, first, scale);
+      if (write) store_part<8>(high, first + (trade ? 16 : 8), scale);
+    } else if (write) {
+      store_part<kCount>(data, target, scale);
+    }
   }
 };
 
@@ -79,15 +105,16 @@ static __device__ __forceinline__ void gather_tokens(const GatherKernelParams& p
   const auto scale_at = [](const KvScale& scale, int64_t block, int64_t offset, int head) {
     return scale.data == nullptr ? 1.0f : scale.data[scale.offset(block, offset, head)];
   };
-  const uint32_t total = count * p.heads.divisor * p.chunks_of_row.divisor;
-  for (uint32_t begin = threadIdx.x; begin < total; begin += GatherConfig::kThreads * kUnroll) {
-    typename Row::Data key[kUnroll], value[kUnroll];
-    float k_scale[kUnroll], v_scale[kUnroll];
+  const uint32_t total = count * p.heads.divisor * p.chunks_of_row.divisor, lane = threadIdx.x % 32;
+  // Lanes of a warp go round together.
+  for (uint32_t base = threadIdx.x - lane; base < total; base += GatherConfig::kThreads * kUnroll) {
+    typename Row::Data key[kUnroll] = {}, value[kUnroll] = {};
+    float k_scale[kUnroll] = {}, v_scale[kUnroll] = {};
     int token[kUnroll], head[kUnroll], element[kUnroll];
     bool live[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const uint32_t i = begin + u * GatherConfig::kThreads;
+      const uint32_t i = base + lane + u * GatherConfig::kThreads;
       const uint32_t row = p.chunks_of_row(i);
       token[u] = static_cast<int>(p.heads(row));
       head[u] = static_cast<int>(row - token[u] * p.heads.divisor);
@@ -104,15 +131,13 @@ static __device__ __forceinline__ void gather_tokens(const GatherKernelParams& p
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (!live[u]) continue;
       using Target = typename Row::Target*;
       const int64_t row = first + token[u];
-      Row::store(key[u],
-                 static_cast<Target>(p.key) + row * p.key_stride_token + head[u] * p.key_stride_head + element[u],
-                 k_scale[u]);
-      Row::store(value[u],
-                 static_cast<Target>(p.value) + row * p.value_stride_token + head[u] * p.value_stride_head + element[u],
-                 v_scale[u]);
+      Target const key_row = static_cast<Target>(p.key) + row * p.key_stride_token + head[u] * p.key_stride_head;
+      Target const value_row =
+          static_cast<Target>(p.value) + row * p.value_stride_token + head[u] * p.value_stride_head;
+      Row::store(key[u], key_row + element[u], k_scale[u], p.trade, live[u]);
+      Row::store(value[u], value_row + element[u], v_scale[u], p.trade, live[u]);
     }
   }
 }

@@ -14,6 +14,11 @@ struct MergeStatesKernelParams : MergeStatesParams {
   int64_t num_rows;      // num_tokens * num_heads
   FastDivide heads;      // of row numbers below 2^31
   int32_t lanes_of_row;  // a power of two
+  int32_t rows_of_lane;  // up to kMergeRows
+};
+
+struct RowPlace {
+  int64_t token, head;
 };
 
 // What two lse make of their parts.
@@ -34,6 +39,18 @@ struct MergeWeights {
     a = a_leads ? of_leader : of_lesser;
     b = a_leads ? of_lesser : of_leader;
     lse = (a_leads ? lse_a : lse_b) + log1pf(lesser);
+  }
+
+  // Those of another lane, but for the lse. All lanes of a warp call it.
+  __device__ __forceinline__ MergeWeights of_lane(int lane) const {
+    constexpr unsigned kAll = 0xFFFFFFFFu;
+    const int empty = __shfl_sync(kAll, (a_empty ? 1 : 0) | (b_empty ? 2 : 0), lane);
+    MergeWeights other = *this;
+    other.a_empty = (empty & 1) != 0;
+    other.b_empty = (empty & 2) != 0;
+    other.a = __shfl_sync(kAll, a, lane);
+    other.b = __shfl_sync(kAll, b, lane);
+    return other;
   }
 };
 
@@ -72,49 +89,67 @@ static __device__ __forceinline__ void store_merged(const MergeWeights& weights,
   }
 }
 
+// Rows that a lane has at a time: with two parts of each eight loads are in flight, and 32 lanes' lse fill a sector.
+constexpr int kMergeRows = 4;
+
 // grid [min(rows over those of a block, kMaxBlocks)]. lanes_of_row lanes of a warp take a row, kCount elements at a
-// time. out and lse may be one of the inputs: everything a thread reads it reads before it writes, and the lanes of a
-// row have all read its lse before it is written.
+// time, rows_of_lane rows one after the other. out and lse may be one of the inputs: everything a thread reads it reads
+// before it writes, and a row's lse is read before the only lane that writes it does.
 template <class Out, class A, class B, int kCount>
 __global__ void __launch_bounds__(MergeStatesConfig::kThreads)
     merge_attention_states_kernel(const __grid_constant__ MergeStatesKernelParams p) {
-  const int lane = static_cast<int>(threadIdx.x) & (p.lanes_of_row - 1);
-  const int64_t rows_of_block = MergeStatesConfig::kThreads / p.lanes_of_row;
-  const int64_t rows_of_warp = 32 / p.lanes_of_row;
-  const int64_t step = gridDim.x * rows_of_block;
-  // Lanes of a warp go round together.
-  for (int64_t base = blockIdx.x * rows_of_block + threadIdx.x / 32 * rows_of_warp; base < p.num_rows; base += step) {
-    const int64_t row = base + threadIdx.x % 32 / p.lanes_of_row;
-    const bool inside = row < p.num_rows;
+  const int lane = static_cast<int>(threadIdx.x) % 32, in_row = lane & (p.lanes_of_row - 1);
+  const int rows_at_once = 32 / p.lanes_of_row;
+  const int64_t rows_of_warp = static_cast<int64_t>(rows_at_once) * p.rows_of_lane;  // 32 at most
+  const int64_t step = gridDim.x * (MergeStatesConfig::kThreads / 32) * rows_of_warp;
+  const auto place = [&p](int64_t row) {
     const int64_t token = p.num_rows >> 31 == 0 ? p.heads(static_cast<uint32_t>(row)) : row / p.num_heads;
-    const int64_t head = row - token * p.num_heads;
-    const A* a_row = static_cast<const A*>(p.out_a) + token * p.a_stride_token + head * p.a_stride_head;
-    const B* b_row = static_cast<const B*>(p.out_b) + token * p.b_stride_token + head * p.b_stride_head;
-    Out* out_row = static_cast<Out*>(p.out) + token * p.out_stride_token + head * p.out_stride_head;
-    const int head_dim = inside ? p.head_dim : 0;
-    int element = lane * kCount;
-    Chunk<A, kCount> a;
-    Chunk<B, kCount> b;
+    return RowPlace{token, row - token * p.num_heads};
+  };
+  // Lanes of a warp go round together.
+  const int64_t warp = blockIdx.x * (MergeStatesConfig::kThreads / 32) + threadIdx.x / 32;
+  for (int64_t base = warp * rows_of_warp; base < p.num_rows; base += step) {
+    // Lane i reads, and writes, the lse of the warp's row i.
+    const bool has_lse = lane < rows_of_warp && base + lane < p.num_rows;
+    const RowPlace lse_row = place(base + lane);
     float lse_a = 0.0f, lse_b = 0.0f;
-    if (element < head_dim) {
-      a.load(a_row + element);
-      b.load(b_row + element);
+    if (has_lse) {
+      lse_a = p.lse_a[lse_row.token * p.lse_a_stride_token + lse_row.head * p.lse_a_stride_head];
+      lse_b = p.lse_b[lse_row.token * p.lse_b_stride_token + lse_row.head * p.lse_b_stride_head];
     }
-    if (inside) {
-      lse_a = p.lse_a[token * p.lse_a_stride_token + head * p.lse_a_stride_head];
-      lse_b = p.lse_b[token * p.lse_b_stride_token + head * p.lse_b_stride_head];
+    Chunk<A, kCount> a[kMergeRows];
+    Chunk<B, kCount> b[kMergeRows];
+    const A* a_row[kMergeRows];
+    const B* b_row[kMergeRows];
+    Out* out_row[kMergeRows];
+    int left[kMergeRows];  // elements from the lane's own on
+#pragma unroll
+    for (int u = 0; u < kMergeRows; ++u) {
+      const int64_t row = base + u * rows_at_once + lane / p.lanes_of_row;
+      const RowPlace r = place(row);
+      const int first = in_row * kCount;
+      left[u] = u < p.rows_of_lane && row < p.num_rows ? p.head_dim - first : 0;
+      a_row[u] = static_cast<const A*>(p.out_a) + r.token * p.a_stride_token + r.head * p.a_stride_head + first;
+      b_row[u] = static_cast<const B*>(p.out_b) + r.token * p.b_stride_token + r.head * p.b_stride_head + first;
+      out_row[u] = static_cast<Out*>(p.out) + r.token * p.out_stride_token + r.head * p.out_stride_head + first;
+      if (left[u] <= 0) continue;
+      a[u].load(a_row[u]);
+      b[u].load(b_row[u]);
     }
-    __syncwarp();
-    const MergeWeights weights(lse_a, lse_b);
-    while (element < head_dim) {
-      store_merged(weights, a, b, out_row + element);
-      element += p.lanes_of_row * kCount;
-      if (element >= head_dim) break;
-      a.load(a_row + element);
-      b.load(b_row + element);
+    const MergeWeights of_lse(lse_a, lse_b);
+    if (has_lse && p.lse != nullptr) {
+      p.lse[lse_row.token * p.lse_stride_token + lse_row.head * p.lse_stride_head] = of_lse.lse;
     }
-    if (inside && lane == 0 && p.lse != nullptr) {
-      p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = weights.lse;
+#pragma unroll
+    for (int u = 0; u < kMergeRows; ++u) {
+      const MergeWeights weights = of_lse.of_lane((u * rows_at_once + lane / p.lanes_of_row) & 31);
+      for (int done = 0; done < left[u]; done += p.lanes_of_row * kCount) {
+        if (done > 0) {
+          a[u].load(a_row[u] + done);
+          b[u].load(b_row[u] + done);
+        }
+        store_merged(weights, a[u], b[u], out_row[u] + done);
+      }
     }
   }
 }

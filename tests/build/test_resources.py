@@ -14,18 +14,40 @@ ROOT = Path(__file__).resolve().parents[2]
 OP_LIBRARY = ROOT / "pagedkern" / "libpagedkern_ops.so"
 
 VECTOR_LOAD, VECTOR_STORE = r"LDG\S*\.128\b", r"STG\S*\.128\b"
+FP8_ENCODE, FP8_DECODE = r"F2FP\S*E4M3", r"F2FP\S*E4M3"
+MOVES = [VECTOR_LOAD, VECTOR_STORE]
 COPY_16, MATRIX_LOAD = r"LDGSTS\S*\.128\b", r"LDSM\S*\.MT88\.4\b"
 # Part of a kernel's mangled name -> (most registers a thread may use, instructions that must be found).
 GATES = {
-    "smoke_add_kernel": (40, [VECTOR_LOAD, VECTOR_STORE]),
-    "copy_blocks_kernel": (64, []),
-    "copy_blocks_kernelILi16E": (64, [VECTOR_LOAD, VECTOR_STORE]),
+    "smoke_add_kernel": (40, MOVES),
+    "copy_blocks_kernel": (48, []),
+    "copy_blocks_kernelILi16E": (48, MOVES),
     "paged_decode_kernel": (255, [COPY_16, MATRIX_LOAD]),
     "paged_prefill_kernel": (255, [COPY_16, MATRIX_LOAD]),
     "paged_prefill_kernelI13__nv_bfloat16": (255, [r"HMMA\.16816\.F32\.BF16"]),
     "paged_prefill_kernelI6__half": (255, [r"HMMA\.16816\.F32\b"]),
-    "reshape_and_cache_kernel": (40, []),
-    "reshape_and_cache_kernelINS_7CopyRowILi16E": (40, [VECTOR_LOAD, VECTOR_STORE]),
+    "24reshape_and_cache_kernel": (64, []),
+    "reshape_and_cache_kernelINS_7CopyRowILi8E": (64, MOVES),
+    "reshape_and_cache_kernelINS_11QuantizeRowI13__nv_bfloat16NS_4E4M3ELi8ELb1E": (
+        64,
+        [*MOVES, FP8_ENCODE],
+    ),
+    "reshape_and_cache_dynamic_kernel": (64, []),
+    "reshape_and_cache_dynamic_kernelI13__nv_bfloat16NS_4E4M3ELi8ELi2E": (64, [*MOVES, FP8_ENCODE]),
+    "rope_reshape_and_cache_kernel": (96, []),
+    "rope_reshape_and_cache_kernelI13__nv_bfloat16NS_8CopyCodeELi8E": (96, MOVES),
+    "rope_reshape_and_cache_kernelI13__nv_bfloat16NS_12QuantizeCodeINS_4E4M3EEELi8E": (
+        96,
+        [*MOVES, FP8_ENCODE],
+    ),
+    "gather_cache_kernel": (64, []),
+    "gather_cache_kernelINS_9CopyChunkILi8E": (64, MOVES),
+    "gather_cache_kernelINS_15DequantizeChunkI13__nv_bfloat16NS_4E4M3ELi16E": (
+        64,
+        [*MOVES, FP8_DECODE],
+    ),
+    "merge_attention_states_kernel": (64, []),
+    "merge_attention_states_kernelI13__nv_bfloat16S1_S1_Li8E": (64, MOVES),
 }
 
 

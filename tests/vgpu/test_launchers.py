@@ -10,7 +10,7 @@ from test_runtime import FLAGS, NVCC, build
 from pagedkern import vgpu
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ["block_copy/instantiations/copy_blocks.cu"]
+SOURCES = ["block_copy/instantiations/copy_blocks.cu", "block_copy/copy_rows.cu"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def library(tmp_path_factory):
     files = [pathlib.Path(__file__).with_name("launcher_host.cu"), *(ROOT / "csrc" / name for name in SOURCES)]
     whole.write_text("".join(f'#include "{path}"\n' for path in files))
     loaded = build(whole, folder, *FLAGS, f"-I{ROOT / 'csrc'}")
-    loaded.copy_many.restype = ctypes.c_char_p
+    loaded.copy_many.restype = loaded.copy_rows.restype = ctypes.c_char_p
     return loaded
 
 
@@ -45,3 +45,36 @@ def test_copy_blocks_in_several_launches(library, layers, pairs, on_host, launch
     assert message is None
     np.testing.assert_array_equal(data, expected)
     assert len(session.reports) == launches
+
+
+# destination, source, their pitches, bytes, rows
+PLAIN = [(0, 512, 0, 0, 100, 1), (100, 0, 0, 0, 28, 1), (300, 700, 0, 0, 1, 1)]
+PITCHED = [(0, 0, 64, 32, 32, 5), (400, 512, 32, 64, 32, 4)]
+REPEATED = [(0, 96, 32, 0, 32, 6)]  # one row of the source to several: no pitch says that
+
+
+@pytest.mark.parametrize("batched", [0, 1])
+@pytest.mark.parametrize("own_stream", [0, 1])
+@pytest.mark.parametrize("copies", [PLAIN[:1], PLAIN, PITCHED, REPEATED, PLAIN[1:] + PITCHED[1:]])
+def test_rows_with_and_without_the_batched_copy(library, copies, own_stream, batched):
+    rng = np.random.default_rng(0)
+    source, got = rng.integers(0, 256, (2, 1024), dtype=np.uint8)
+    expected = got.copy()
+    for to, start, to_pitch, from_pitch, size, rows in copies:
+        for row in range(rows):
+            first = start + row * from_pitch
+            expected[to + row * to_pitch : to + row * to_pitch + size] = source[first : first + size]
+    table = np.array(copies, dtype=np.int64)
+    sides = [ctypes.c_void_p(a.ctypes.data) for a in (source, got, table)]
+    message = library.copy_rows(sides[0], 1024, sides[1], 1024, sides[2], len(copies), own_stream, batched)
+    assert message is None
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_the_batched_copy_is_as_strict_as_the_driver(library):
+    source, got = np.arange(64, dtype=np.uint8), np.zeros(64, dtype=np.uint8)
+    sides = [ctypes.c_void_p(a.ctypes.data) for a in (got, source)]
+    assert library.copy_batch(*sides, 64, 0) == 1 and not got.any()  # the legacy default stream
+    assert library.copy_batch(*sides, 0, 1) == 101  # and the index of the copy that is wrong
+    assert library.copy_batch(*sides, 64, 1) == 0
+    np.testing.assert_array_equal(got, source)

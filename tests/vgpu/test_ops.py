@@ -37,25 +37,9 @@ def test_the_smallest_kernel(ops):
         assert torch.equal(y, expected) and len(session.reports) == (count > 0)
 
 
-def test_every_op_is_there_and_says_where_it_has_no_kernel(ops):
-    key, value = caches()
-    table, lens, cu = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([3]).int(), torch.tensor([0, 3]).int()
-    rows = torch.randn(3, 2, 64).bfloat16()
-    calls = {
-        "reshape_and_cache_dynamic": (
-            rows, rows, *(c.to(E4M3) for c in (key, value)), torch.ones(6, 4, 2), torch.ones(6, 4, 2), torch.arange(3)
-        ),
-        "rope_reshape_and_cache": (
-            rows.clone(), rows, rows.clone(), key, value, torch.arange(3), torch.randn(9, 64), torch.arange(3)
-        ),
-        "merge_attention_states": (rows.clone(), None, rows, torch.zeros(3, 2), rows, torch.zeros(3, 2)),
-        "gather_cache": (rows, rows.clone(), key, value, table, lens, cu),
-    }  # fmt: skip
-    assert set(calls) | VGPU_OPS == OPS
-    for name, arguments in calls.items():
-        for checked in (False, True):
-            with pagedkern.check_mode(checked), pytest.raises(RuntimeError, match=f"^{name}: there is no CUDA kernel"):
-                getattr(ops, name)(*arguments)
+def test_every_op_has_a_kernel(ops):
+    assert VGPU_OPS == OPS
+    assert all(hasattr(ops, name) for name in OPS)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)

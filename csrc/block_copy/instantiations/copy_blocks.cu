@@ -68,7 +68,11 @@ Status launch_pairs(const CopyBlocksParams& params, CopyBlocksKernelParams<kLaye
   p.num_vectors = static_cast<uint32_t>(vectors);
   p.vectors_of_row = FastDivide(static_cast<uint32_t>(rows.row_bytes / kBytes));
   p.heads = FastDivide(static_cast<uint32_t>(rows.num_heads));
-  p.pieces_of_block = FastDivide(static_cast<uint32_t>((vectors + kPiece - 1) / kPiece));
+  // Large pieces where there is work for all all the same.
+  const int64_t rounds = (vectors + kPiece - 1) / kPiece;
+  const int64_t spare = rounds * p.caches.divisor * params.num_pairs / BlockCopyConfig::kMaxBlocks;
+  p.rounds = static_cast<uint32_t>(std::clamp<int64_t>(spare, 1, std::min(rounds, BlockCopyConfig::kMaxRounds)));
+  p.pieces_of_block = FastDivide(static_cast<uint32_t>((rounds + p.rounds - 1) / p.rounds));
   const int64_t works_of_pair = static_cast<int64_t>(p.pieces_of_block.divisor) * p.caches.divisor;
   const int64_t fitting = std::max<int64_t>(kMost / works_of_pair, 1);
   const int64_t most = params.mapping_on_host ? std::min<int64_t>(fitting, BlockCopyConfig::kInlinePairs) : fitting;

@@ -5,21 +5,22 @@
 namespace pagedkern {
 namespace {
 
-template <class T, class Format, int kCount>
+template <class T, class Format, int kCount, int kParts>
 Status launch_share(CacheWriteKernelParams p, void* stream) {
-  p.lanes_of_row = 1;
-  while (p.lanes_of_row < 32 && p.lanes_of_row * kCount < p.cache.head_dim) p.lanes_of_row *= 2;
+  p.lanes_of_row = 2;  // two lanes trade
+  while (p.lanes_of_row < 32 && p.lanes_of_row * kCount * kParts < p.cache.head_dim) p.lanes_of_row *= 2;
   p.heads = FastDivide(static_cast<uint32_t>(p.cache.num_kv_heads));
   const LaunchConfig config = team_grid(p, static_cast<int64_t>(p.cache.num_kv_heads) * p.lanes_of_row);
-  return launch(reshape_and_cache_dynamic_kernel<T, Format, kCount>, config, p, static_cast<cudaStream_t>(stream));
+  return launch(reshape_and_cache_dynamic_kernel<T, Format, kCount, kParts>, config, p,
+                static_cast<cudaStream_t>(stream));
 }
 
 template <class T, class Format>
 Status launch_format(const CacheWriteKernelParams& p, void* stream) {
   const int source = source_width(p), cache = cache_width(p);
-  if (source == 16 && cache == 16) return launch_share<T, Format, 16>(p, stream);
-  if (source == 16 && cache >= 8) return launch_share<T, Format, 8>(p, stream);
-  return launch_share<T, Format, 1>(p, stream);
+  if (source == 16 && cache == 16) return launch_share<T, Format, 8, 2>(p, stream);
+  if (source == 16 && cache >= 8) return launch_share<T, Format, 8, 1>(p, stream);
+  return launch_share<T, Format, 1, 8>(p, stream);
 }
 
 template <class T>

@@ -21,9 +21,9 @@ Status launch_plain(CacheWriteKernelParams p, void* stream) {
 template <class T, class Format>
 Status launch_quantize_format(const CacheWriteKernelParams& p, void* stream) {
   const int source = source_width(p), cache = cache_width(p);
-  if (source == 16 && cache == 16) return launch_plain<QuantizeRow<T, Format, 16>>(p, stream);
-  if (source == 16 && cache >= 8) return launch_plain<QuantizeRow<T, Format, 8>>(p, stream);
-  return launch_plain<QuantizeRow<T, Format, 1>>(p, stream);
+  if (source == 16 && cache == 16) return launch_plain<QuantizeRow<T, Format, 8, true>>(p, stream);
+  if (source == 16 && cache >= 8) return launch_plain<QuantizeRow<T, Format, 8, false>>(p, stream);
+  return launch_plain<QuantizeRow<T, Format, 1, false>>(p, stream);
 }
 
 template <class T>

@@ -12,9 +12,9 @@ Status launch_rope_float16(const RopeKernelParams& params, void* stream);
 
 template <class T, class Code, int kCount>
 Status launch_rope_kernel(RopeKernelParams p, void* stream) {
-  constexpr int64_t kWarps = CacheWriteConfig::kWarps;
+  constexpr int64_t kWarps = CacheWriteConfig::kThreads / 32;
   const int units = p.cache.head_dim / (2 * kCount);
-  p.lanes_of_row = 1;
+  p.lanes_of_row = 2;  // two lanes trade
   while (p.lanes_of_row < 32 && p.lanes_of_row < units) p.lanes_of_row *= 2;
   // Few tokens: all warps of a block together, so that a token is soon done. Many: a warp each, which loads its cosines
   // and sines once.

@@ -11,8 +11,9 @@ Status launch_rope_reshape_and_cache(const CacheWriteParams& params, const RopeP
   RopeKernelParams p = {};
   static_cast<CacheWriteParams&>(p) = params;
   p.rope = rope;
-  // Runs of neox halves are 8 elements: two lanes together have 16, where each half begins on an access of 16.
-  p.trade = is_fp8(p.cache.dtype) && !rope.interleaved && rope.rotary_dim % 32 == 0;
+  // Halves of the rotated part, of the rest and of a value are multiples of 16 then, so that no pair of lanes lies
+  // across two of them.
+  p.trade = is_fp8(p.cache.dtype) && rope.rotary_dim % 32 == 0 && p.cache.head_dim % 32 == 0;
   return p.dtype == DType::kBFloat16 ? launch_rope_bfloat16(p, stream) : launch_rope_float16(p, stream);
 }
 

@@ -14,6 +14,7 @@ template <class Row>
 Status launch_chunks(GatherKernelParams p, void* stream) {
   p.chunks_of_row = FastDivide(static_cast<uint32_t>(p.cache.head_dim / Row::kElements));
   p.heads = FastDivide(static_cast<uint32_t>(p.cache.num_kv_heads));
+  p.trade = p.chunks_of_row.divisor % 2 == 0;
   const int64_t chunks_of_token = static_cast<int64_t>(p.cache.num_kv_heads) * p.chunks_of_row.divisor;
   // A block's work is numbered in 31 bits.
   const int64_t most = std::clamp<int64_t>((1 << 30) / chunks_of_token, 1, GatherConfig::kMaxTokens);

@@ -12,7 +12,13 @@ template <class Out, class A, class B, int kCount>
 Status launch_count(MergeStatesKernelParams p, void* stream) {
   p.lanes_of_row = 1;
   while (p.lanes_of_row < 32 && p.lanes_of_row * kCount < p.head_dim) p.lanes_of_row *= 2;
-  const int64_t rows_of_block = MergeStatesConfig::kThreads / p.lanes_of_row;
+  // A warp has 32 rows at most, for a lane to read the lse of each, and few where there are few.
+  p.rows_of_lane = std::min(kMergeRows, p.lanes_of_row);
+  const int64_t rows_at_once = MergeStatesConfig::kThreads / p.lanes_of_row;
+  while (p.rows_of_lane > 1 && p.num_rows < rows_at_once * p.rows_of_lane * MergeStatesConfig::kMaxBlocks) {
+    p.rows_of_lane /= 2;
+  }
+  const int64_t rows_of_block = rows_at_once * p.rows_of_lane;
   const int64_t blocks = (p.num_rows + rows_of_block - 1) / rows_of_block;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, MergeStatesConfig::kMaxBlocks)));
