@@ -1,7 +1,7 @@
 """Gates of the cache ops' kernels, counted: they move what must move, by full sectors and accesses of 16 bytes.
 
-What is not data is slots, scales and lse, a few bytes an access, and the hash table of slots, where neighbouring lanes may
-look into two runs that share banks: the data's way through a kernel uses no shared memory.
+What is not data is slots, scales and lse, a few bytes an access, and the hash table of slots, where lanes may look into
+two runs that share banks: the data themselves never go through shared memory.
 """
 
 import pytest
