@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "cases(list): run the test for each of the cases that the backend can take")
     config.addinivalue_line("markers", "one_order: of the virtual GPU's orders one will do: the case list has them all")
-    config.addinivalue_line("markers", "every(n): of the randomised cases the virtual GPU's orders run each n-th of theirs")
+    config.addinivalue_line("markers", "every(n): of their randomised cases the virtual GPU's orders run each n-th")
     config.addinivalue_line("markers", "ops(*names): the ops a test calls, for backends that do not have all of them")
 
 
@@ -62,7 +62,10 @@ def takes_order(item, backend, params) -> bool:
         return backend.name == orders[-1]
     seed = params.get("random_seed", orders.index(backend.name))
     marker = item.get_closest_marker("every")
-    return seed % len(orders) == orders.index(backend.name) and seed // len(orders) % (marker.args[0] if marker else 1) == 0
+    return (
+        seed % len(orders) == orders.index(backend.name)
+        and seed // len(orders) % (marker.args[0] if marker else 1) == 0
+    )
 
 
 def runs_here(item) -> bool:
