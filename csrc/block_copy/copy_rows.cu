@@ -105,14 +105,15 @@ bool is_pageable(const void* pointer) {
 }
 
 Status copy_plain(const std::vector<RowCopy>& copies, cudaStream_t stream, bool batched) {
-  const BatchCopy batch = batched && copies.size() > 1 ? batch_copy() : nullptr;
-  if (batch == nullptr || is_pageable(copies[0].source) || is_pageable(copies[0].destination)) {
-    return copy_each(copies, stream);
-  }
+  if (!batched || copies.size() == 1) return copy_each(copies, stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   Status status = to_status(cudaStreamIsCapturing(stream, &capture));
   if (!status.ok()) return status;
-  if (capture != cudaStreamCaptureStatusNone) return copy_each(copies, stream);
+  if (capture != cudaStreamCaptureStatusNone) return copy_each(copies, stream);  // a graph takes plain copies alone
+  const BatchCopy batch = batch_copy();
+  if (batch == nullptr || is_pageable(copies[0].source) || is_pageable(copies[0].destination)) {
+    return copy_each(copies, stream);
+  }
   if (stream != nullptr && stream != cudaStreamLegacy) return copy_at_once(batch, copies, stream);
   int device = 0;
   status = to_status(cudaGetDevice(&device));

@@ -5,8 +5,7 @@ namespace pagedkern {
 
 struct CacheWriteConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kMaxBlocks =
-      132 * 4;  // with 1024 threads an SM hides its latency; beyond it blocks get more tokens
+  static constexpr int kMaxBlocks = 132 * 4;  // 1024 threads hide an SM's latency; beyond it blocks get more tokens
   // From kManyTokens on blocks are larger and work in teams, which look through the slots together.
   static constexpr int kManyTokens = 1024;
   static constexpr int kTeamThreads = 512;

@@ -6,6 +6,7 @@
 
 #include "arch/convert.cuh"
 #include "common/fp8.h"
+#include "common/quotient.h"
 #include "common/vectors.cuh"
 
 namespace pagedkern {
@@ -164,29 +165,5 @@ static __device__ __forceinline__ uint4 trade_halves(uint2 first, uint2 second, 
   const uint2 got = {__shfl_xor_sync(0xFFFFFFFFu, given.x, 1), __shfl_xor_sync(0xFFFFFFFFu, given.y, 1)};
   return odd ? uint4{got.x, got.y, second.x, second.y} : uint4{first.x, first.y, got.x, got.y};
 }
-
-// x / scale, rounded as one IEEE division wherever an FP8 code depends on it: quotients below 2^-20 only keep their
-// sign and those from 2^17 only their saturation. With r = 1 / scale rounded, q = x r and the exact rest x - q scale,
-// one correction q + rest r is the rounded quotient (Markstein); scales far from 1 are brought near it by a power of
-// two.
-class Quotient {
- public:
-  __device__ __forceinline__ explicit Quotient(float scale) {
-    adjust_ = scale < 0x1p-64f ? 0x1p80f : scale > 0x1p64f ? 0x1p-80f : 1.0f;
-    scale_ = scale * adjust_;
-    reciprocal_ = __frcp_rn(scale_);
-  }
-
-  __device__ __forceinline__ float operator()(float x) const {
-    const float adjusted = x * adjust_;
-    const float q = adjusted * reciprocal_;
-    const float rest = __fmaf_rn(-q, scale_, adjusted);
-    // No correction where the rest is 0 (a corrected -0 would be +0), infinite or NaN.
-    return fabsf(rest) > 0.0f && fabsf(q) < 0x1p17f ? __fmaf_rn(rest, reciprocal_, q) : q;
-  }
-
- private:
-  float adjust_, scale_, reciprocal_;
-};
 
 }  // namespace pagedkern

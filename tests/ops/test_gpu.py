@@ -110,6 +110,8 @@ def test_many_tokens_in_a_graph():
     rows = torch.randn(3000, 2, 64, device="cuda").to(BF16)
     caches = [torch.zeros(256, 16, 2, 64, device="cuda", dtype=BF16) for _ in range(2)]
     slots = torch.randperm(4096, device="cuda")[:3000].contiguous()
+    torch.ops.pagedkern.reshape_and_cache(rows, -rows, *caches, slots)  # warm up
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.ops.pagedkern.reshape_and_cache(rows, -rows, *caches, slots)
@@ -124,6 +126,8 @@ def test_scales_are_baked_in_at_capture():
     rows = torch.randn(3, 2, 16, device="cuda").to(BF16)
     caches = [torch.zeros(5, 4, 2, 16, device="cuda").to(E4M3) for _ in range(2)]
     scale, slots = torch.ones(1, device="cuda"), torch.tensor([0, 7, 19], device="cuda")
+    torch.ops.pagedkern.reshape_and_cache(rows, rows, *caches, slots, scale, scale)  # warm up
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.ops.pagedkern.reshape_and_cache(rows, rows, *caches, slots, scale, scale)
