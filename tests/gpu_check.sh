@@ -3,22 +3,23 @@
 #
 #   tests/gpu_check.sh LOGS
 #
-# Builds, runs streams, graphs and large caches, the op tests on CUDA, a short bench, compute-sanitizer on a subset. Every step
-# has its own log in the folder LOGS and its own time limit; a step that fails stops no other. The summary goes to the terminal
-# and to LOGS/summary.txt. Exit status: 0 if every step passed, 1 if one failed or could not run, 2 if there is nothing to run on.
-# PYTHON names the interpreter (python3), JOBS the processes at once (all cores). REHEARSAL=1 goes through the steps without a
-# GPU, to try this script: tests then skip what needs one, and the exit status is 1 or 2.
+# Builds; runs streams, graphs and large caches, the op tests on CUDA, a short bench, and compute-sanitizer on a subset.
+# Every step has its own log in the folder LOGS and its own time limit; a step that fails stops no other. The summary goes
+# to the terminal and to LOGS/summary.txt. Exit status: 0 if every step passed, 1 if one failed or could not run, 2 if
+# there is nothing to run on. PYTHON names the interpreter (python3), JOBS the processes at once (all cores).
+# REHEARSAL=1 goes through the steps without a GPU, to try this script: tests skip what needs one, and the exit status is
+# never 0.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit 2
-
 if [ $# -ne 1 ]; then
-  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 PYTHON=${PYTHON:-python3}
 JOBS=${JOBS:-$(nproc)}
 mkdir -p "$1" || exit 2
 LOGS=$(cd "$1" && pwd)
+cd "$(dirname "$0")/.." || exit 2
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 SUMMARY=$LOGS/summary.txt
 : > "$SUMMARY"
 START=$SECONDS
@@ -80,7 +81,6 @@ END
 export -f describe_machine
 export PYTHON
 
-# The tests that need no other: with as many processes as there are cores, where pytest-xdist is there.
 run_pytest() {
   local name=$1 limit=$2
   shift 2
@@ -98,18 +98,19 @@ sanitize() {
     missing "$name" "compute-sanitizer is not on PATH" optional
   elif ! has pytest; then
     missing "$name" "$PYTHON has no pytest"
-  elif timeout 60 compute-sanitizer "$PYTHON" -c "import torch; torch.zeros(1, device='cuda')" 2>&1 | grep -q "Device not supported"; then
+  elif timeout 60 compute-sanitizer "$PYTHON" -c "import torch; torch.zeros(1, device='cuda')" 2>&1 |
+    grep -q "Device not supported"; then
     missing "$name" "compute-sanitizer does not support this device" optional
   else
-    step "$name" "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
-      "$PYTHON" -m pytest -q -x -p no:cacheprovider tests/ops/test_gpu.py -k "$tests"
+    step "$name" "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      --kernel-name-exclude kernel_substring=at:: "$PYTHON" -m pytest -q -x -p no:cacheprovider tests/ops/test_gpu.py -k "$tests"
   fi
 }
 
 build() {
   if ! has setuptools; then
     missing build "$PYTHON has no setuptools, which setup.py needs"
-  elif ! has pybind11 && ! "$PYTHON" -c "import torch, os, sys; sys.exit(not os.path.isdir(os.path.join(os.path.dirname(torch.__file__), 'include/pybind11')))"; then
+  elif ! has pybind11 && ! [ -d "$TORCH/include/pybind11" ]; then
     missing build "$PYTHON has no pybind11, and torch brings no headers of it"
   elif ! has ninja && ! command -v ninja > /dev/null; then
     missing build "there is no ninja, neither as a package of $PYTHON nor on PATH"
@@ -122,7 +123,8 @@ if ! has torch; then
   say "there is no torch for $PYTHON: nothing can be built or run (PYTHON=... names another interpreter)"
   exit 2
 fi
-if ! "$PYTHON" -c "import sys, torch; sys.exit(not (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9))"; then
+TORCH=$("$PYTHON" -c "import os, torch; print(os.path.dirname(torch.__file__))")
+if ! "$PYTHON" -c "import sys, torch.cuda as c; sys.exit(not (c.is_available() and c.get_device_capability()[0] == 9))"; then
   if [ "${REHEARSAL:-}" != 1 ]; then
     say "torch sees no Hopper GPU here: nothing was run"
     exit 2
@@ -131,7 +133,7 @@ if ! "$PYTHON" -c "import sys, torch; sys.exit(not (torch.cuda.is_available() an
   failed=1
 fi
 
-parallel=()
+parallel=() # the op tests on as many processes as there are cores, where pytest-xdist is there
 if has xdist; then parallel=(-n "$JOBS"); fi
 
 step machine 60 bash -c describe_machine

@@ -20,18 +20,6 @@ static __device__ __forceinline__ uint32_t e5m2x2_to_f16x2(uint16_t codes) {
   return halves;
 }
 
-// Two float32 to two FP8 codes, `low` in the low byte: round to nearest even, saturating, NaN to 0x7F, as common/fp8.h.
-static __device__ __forceinline__ uint16_t f32x2_to_e4m3x2(float low, float high) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-static __device__ __forceinline__ uint16_t f32x2_to_e5m2x2(float low, float high) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-
 // Two float32 to two 16-bit floats, `low` in the low half, rounded to nearest even.
 template <class T>
 static __device__ __forceinline__ uint32_t pack2(float low, float high);

@@ -14,7 +14,7 @@ constexpr int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Blocks and teams for num_slots tokens of `threads_of_token` threads' work each; sets team_tokens.
+// Blocks and teams for num_slots tokens of `threads_of_token` threads' work each; sets team_tokens and table_size.
 inline LaunchConfig team_grid(CacheWriteKernelParams& p, int64_t threads_of_token) {
   using Config = CacheWriteConfig;
   const bool many = p.num_slots >= Config::kManyTokens;
@@ -29,6 +29,8 @@ inline LaunchConfig team_grid(CacheWriteKernelParams& p, int64_t threads_of_toke
   // Work of a team is numbered in 31 bits.
   const int64_t most_tokens = std::clamp<int64_t>((1 << 30) / threads_of_token, 1, Config::kMaxTeamTokens);
   p.team_tokens = std::min(divide_up(p.num_slots, teams), most_tokens);
+  p.table_size = 64;
+  while (p.table_size < 4 * p.team_tokens) p.table_size *= 2;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(teams, divide_up(p.num_slots, p.team_tokens)) * team_blocks));
   config.block = dim3(static_cast<unsigned>(threads));

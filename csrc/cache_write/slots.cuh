@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache_write/config.h"
-#include "cache_write/params.h"
+#include "cache_write/kernel_params.h"
 #include "common/team.cuh"
 
 namespace pagedkern {
@@ -28,13 +28,14 @@ class SlotTable {
   __device__ __forceinline__ int64_t block(int t) const { return block_[t]; }
   __device__ __forceinline__ int64_t offset(int t) const { return offset_[t]; }
 
-  __device__ __forceinline__ void build(const CacheWriteParams& p, const TokenRange& range, const Team& team) {
+  __device__ __forceinline__ void build(const CacheWriteKernelParams& p, const TokenRange& range, const Team& team) {
     const int64_t num_cache_slots = p.cache.num_blocks * p.cache.block_size;
+    const int mask = p.table_size - 1;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    for (int i = thread; i < kSize; i += threads) {
+    for (int i = thread; i < p.table_size; i += threads) {
       key_[i] = -1;
       last_[i] = -1;
-      if (i < kTokens) overruled_[i] = 0;
+      if (i < range.count) overruled_[i] = 0;
     }
     team.sync();  // no block may mark a token of another that has not begun
     // Lanes begin on multiples of kRun, where pages of slots usually begin.
@@ -43,20 +44,20 @@ class SlotTable {
       const int64_t slot = load_slot(p, range.first + t);
       const bool inside = slot >= 0 && slot < num_cache_slots;
       block_[t] = inside ? slot : -1;  // the slot, until the end
-      if (inside) insert(slot, t);
+      if (inside) insert(slot, t, mask);
     }
     __syncthreads();
     const int64_t end = range.first + range.count;
     for (int64_t j = end / kRun * kRun + team.thread(); j < p.num_slots; j += team.num_threads()) {
       const int64_t slot = j < end ? -1 : load_slot(p, j);
-      const int place = slot < 0 ? -1 : find(slot);
+      const int place = slot < 0 ? -1 : find(slot, mask);
       if (place >= 0) overrule(last_[place], team);
     }
     team.sync();
     for (int t = thread; t < range.count; t += threads) {
       const int64_t slot = block_[t];
       if (slot < 0) continue;
-      const bool written = last_[find(slot)] == t && overruled_[t] == 0;
+      const bool written = last_[find(slot, mask)] == t && overruled_[t] == 0;
       block_[t] = written ? slot / p.cache.block_size : -1;
       offset_[t] = slot % p.cache.block_size;
     }
@@ -69,14 +70,14 @@ class SlotTable {
   static constexpr int kRun = 16;
 
   // Neighbouring slots stay neighbours, so that lanes with neighbouring tokens meet no bank conflict; runs of kRun mix.
-  static __device__ __forceinline__ int hash(int64_t slot) {
+  static __device__ __forceinline__ int hash(int64_t slot, int mask) {
     const int64_t run = slot / kRun;
     const uint32_t folded = static_cast<uint32_t>(run) ^ static_cast<uint32_t>(run >> 32) * 0x85EBCA6Bu;
-    return static_cast<int>((folded * 0x9E3779B1u >> 16) + static_cast<uint32_t>(slot % kRun)) & (kSize - 1);
+    return static_cast<int>((folded * 0x9E3779B1u >> 16) + static_cast<uint32_t>(slot % kRun)) & mask;
   }
 
-  __device__ __forceinline__ void insert(int64_t slot, int t) {
-    for (int place = hash(slot);; place = (place + 1) & (kSize - 1)) {
+  __device__ __forceinline__ void insert(int64_t slot, int t, int mask) {
+    for (int place = hash(slot, mask);; place = (place + 1) & mask) {
       const auto old = static_cast<int64_t>(
           atomicCAS(reinterpret_cast<unsigned long long*>(&key_[place]), ~0ull, static_cast<unsigned long long>(slot)));
       if (old != -1 && old != slot) continue;
@@ -86,11 +87,11 @@ class SlotTable {
   }
 
   // Its place in the table, or -1.
-  __device__ __forceinline__ int find(int64_t slot) const {
-    int place = hash(slot);
+  __device__ __forceinline__ int find(int64_t slot, int mask) const {
+    int place = hash(slot, mask);
     while (key_[place] != slot) {
       if (key_[place] == -1) return -1;
-      place = (place + 1) & (kSize - 1);
+      place = (place + 1) & mask;
     }
     return place;
   }

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "arch/convert.cuh"
+#include "arch/fp8_encode.cuh"
 #include "common/fp8.h"
 #include "common/quotient.h"
 #include "common/vectors.cuh"
