@@ -52,9 +52,9 @@ struct QuantizeRow {
     if constexpr (kTrade) {
       const bool odd = threadIdx.x % 2 != 0;
       const uint4 both = trade_halves(codes[0].vector[0], codes[1].vector[0], odd);
-      if (places.live(odd ? 1 : 0)) {
-        *reinterpret_cast<uint4*>(odd ? places.target(1) - kCount : places.target(0)) = both;
-      }
+      // Both written out: an index that is no constant would put the parts into local memory.
+      if (odd && places.live(1)) *reinterpret_cast<uint4*>(places.target(1) - kCount) = both;
+      if (!odd && places.live(0)) *reinterpret_cast<uint4*>(places.target(0)) = both;
     }
   }
 };

@@ -46,8 +46,8 @@ GATES = {
         64,
         [*MOVES, FP8_DECODE],
     ),
-    "merge_attention_states_kernel": (64, []),
-    "merge_attention_states_kernelI13__nv_bfloat16S1_S1_Li8E": (64, MOVES),
+    "merge_attention_states_kernel": (128, []),
+    "merge_attention_states_kernelI13__nv_bfloat16S1_S1_Li8E": (104, MOVES),
 }
 
 
