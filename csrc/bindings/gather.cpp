@@ -37,8 +37,8 @@ void gather_cache(const Tensor& key, const Tensor& value, const Tensor& key_cach
   const Backend& backend = backend_for(kOp, kc);
   const CachePair caches = check_caches(kOp, kc, vc, kc, backend);
   check_rows(k, k, caches, kc, backend);
-  check_rows(v, k, caches, kc, backend);
   check_same_kind(kOp, v, k);
+  check_rows(v, k, caches, kc, backend);
   check_cache_kind(kOp, kc, k);
   GatherCacheParams params{};
   params.seq_lens = check_int32_vector(kOp, lengths, {"num_seqs"}, kc);
