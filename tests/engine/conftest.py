@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from checkpoints import BOS, BYTES, EOS, byte_tokenizer, token_ids_of, write_checkpoint
+from checkpoints import write_checkpoint
 
 from engine_min import LLM
 from engine_min.demo import demo_model
 from engine_min.export import export
-
-__all__ = ["BOS", "BYTES", "EOS", "byte_tokenizer", "token_ids_of"]
 
 
 @pytest.fixture(autouse=True)

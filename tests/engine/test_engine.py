@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import EOS, byte_tokenizer
+from checkpoints import EOS, byte_tokenizer
 from scripted import one_hot, script_logits
 
 from engine_min import SamplingParams, StepError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import EOS, byte_tokenizer, token_ids_of
+from checkpoints import EOS, byte_tokenizer, token_ids_of
 from scripted import one_hot, script_logits
 
 from engine_min import SamplingParams

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from conftest import byte_tokenizer, token_ids_of
+from checkpoints import byte_tokenizer, token_ids_of
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
