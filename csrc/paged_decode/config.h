@@ -44,9 +44,9 @@ struct PagedDecodeConfig {
   static constexpr int kTileKeys = kWarps * kWarpKeys;  // keys of a block's turn, the unit of the schedule
   static constexpr int kSlotBytes = kSlabs * kSlabBytes;
 
-  static constexpr int kColumns = kRows / 8;    // n of the mma over values, in eights
-  static constexpr int kSumPitch = kDim + 4;    // floats; a multiple of 4 that spreads rows over the banks
-  static constexpr int kQueryPitch = kDim + 8;  // elements, likewise
+  static constexpr int kColumns = kRows / 8;  // n of the mma over values, in eights
+  static constexpr int kSumPitch = kDim + 4;  // floats; a multiple of 4 that spreads rows over the banks
+  static constexpr int kQueryPitch = kDim + (kFp8 ? 16 : 8);  // elements, likewise: 8 or 4 bytes a lane
   static constexpr int kRowThreads = kThreads / kRows;
   static constexpr bool kQueryInRegisters = kDim * kRows <= 2048;
   // Parts listed ahead: the one in work, those that loads have reached (each has a step, of two slots), and one

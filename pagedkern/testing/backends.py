@@ -146,4 +146,4 @@ REFERENCE = Backend("reference", "pagedkern_reference", "cpu", checks_values=Tru
 
 
 def by_name(name: str) -> Backend:
-    return {backend.name: backend for backend in [*BACKENDS, INTERPRET, REFERENCE]}[name]
+    return {backend.name: backend for backend in [*LIBRARY_BACKENDS, *BACKENDS, INTERPRET, REFERENCE]}[name]
