@@ -5,6 +5,7 @@
 
 #include "cache_write/config.h"
 #include "cache_write/kernel_params.h"
+#include "common/cache_rows.h"
 #include "common/launch.h"
 #include "common/vectors.cuh"
 
@@ -48,18 +49,6 @@ inline int source_width(const CacheWriteParams& p) {
   add_rows(width, p.key, p.key_stride_token, p.key_stride_head);
   add_rows(width, p.value, p.value_stride_token, p.value_stride_head);
   return width.bytes(2 * static_cast<int64_t>(p.cache.head_dim)).width();
-}
-
-inline int cache_width(const CacheWriteParams& p) {
-  AccessWidth width;
-  const int64_t size = size_of(p.cache.dtype);
-  for (const PagedCache* cache : {&p.key_cache, &p.value_cache}) {
-    width.pointer(cache->data)
-        .bytes(size * cache->stride_block)
-        .bytes(size * cache->stride_token)
-        .bytes(size * cache->stride_head);
-  }
-  return width.bytes(size * p.cache.head_dim).width();
 }
 
 }  // namespace pagedkern

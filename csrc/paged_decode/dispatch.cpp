@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/access_width.h"
+#include "common/cache_rows.h"
 #include "paged_decode/config.h"
 #include "paged_decode/instances.h"
 #include "paged_decode/launcher.h"
@@ -43,18 +43,6 @@ Workspace workspace_of(int64_t num_tokens, int64_t num_heads, int64_t num_kv_hea
   w.counter_bytes = ceil_div<int64_t>(counters * 8, kCounterAlignment) * kCounterAlignment;
   w.bytes = w.counter_bytes + slots * slot_floats(w.slot_rows, head_dim) * 4;
   return w;
-}
-
-int cache_width(const PagedAttentionParams& p) {
-  AccessWidth width;
-  const int64_t size = size_of(p.cache.dtype);
-  for (const PagedCache* cache : {&p.key_cache, &p.value_cache}) {
-    width.pointer(cache->data)
-        .bytes(size * cache->stride_block)
-        .bytes(size * cache->stride_token)
-        .bytes(size * cache->stride_head);
-  }
-  return width.bytes(size * p.cache.head_dim).width();
 }
 
 // Of rows of 16-bit elements.

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/access_width.h"
+#include "common/cache_rows.h"
 #include "paged_prefill/config.h"
 #include "paged_prefill/instances.h"
 #include "paged_prefill/launcher.h"
@@ -24,16 +24,6 @@ int64_t count_tiles(const PagedAttentionParams& p, int64_t group) {
 
 int32_t rows_width(const void* data, int64_t stride_token, int64_t stride_head) {
   return AccessWidth().pointer(data).bytes(stride_token * 2).bytes(stride_head * 2).width();
-}
-
-int32_t caches_width(const PagedAttentionParams& p) {
-  AccessWidth width;
-  const int64_t size = size_of(p.cache.dtype);
-  for (const PagedCache* cache : {&p.key_cache, &p.value_cache}) {
-    width.pointer(cache->data).bytes(cache->stride_block * size).bytes(cache->stride_token * size);
-    width.bytes(cache->stride_head * size);
-  }
-  return width.width();
 }
 
 template <DType kType, bool kFp8>
@@ -64,7 +54,7 @@ Status launch_paged_prefill(const PagedAttentionParams& op, void* stream) {
   params.block_size = static_cast<uint32_t>(std::min<int64_t>(op.cache.block_size, INT32_MAX));
   params.query_width = rows_width(op.query, op.query_stride_token, op.query_stride_head);
   params.out_width = rows_width(op.out, op.out_stride_token, op.out_stride_head);
-  params.cache_width = caches_width(op);
+  params.cache_width = cache_starts(op.cache.dtype, op.key_cache, op.value_cache).width();
   return op.dtype == DType::kBFloat16 ? launch_type<DType::kBFloat16>(params, stream)
                                       : launch_type<DType::kFloat16>(params, stream);
 }

@@ -7,8 +7,6 @@
 
 namespace pagedkern {
 
-constexpr int64_t kMaxRow = 1 << 20;  // elements of merged heads
-
 template <class Row>
 Status launch_plain(CacheWriteKernelParams p, void* stream) {
   p.chunks_of_row = FastDivide(static_cast<uint32_t>(p.cache.head_dim / Row::kElements));

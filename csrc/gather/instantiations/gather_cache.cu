@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/cache_rows.h"
 #include "common/launch.h"
 #include "common/vectors.cuh"
 #include "gather/kernel.cuh"
@@ -7,8 +8,6 @@
 
 namespace pagedkern {
 namespace {
-
-constexpr int64_t kMaxRow = 1 << 20;  // elements of merged heads
 
 template <class Row>
 Status launch_chunks(GatherKernelParams p, void* stream) {
@@ -39,18 +38,6 @@ int rows_width(const GatherCacheParams& p) {
       .width();
 }
 
-int cache_width(const GatherCacheParams& p) {
-  AccessWidth width;
-  const int64_t size = size_of(p.cache.dtype);
-  for (const PagedCache* cache : {&p.key_cache, &p.value_cache}) {
-    width.pointer(cache->data)
-        .bytes(size * cache->stride_block)
-        .bytes(size * cache->stride_token)
-        .bytes(size * cache->stride_head);
-  }
-  return width.bytes(size * p.cache.head_dim).width();
-}
-
 Status launch_copy(const GatherKernelParams& p, void* stream) {
   switch (std::min(rows_width(p), cache_width(p))) {
     case 16: return launch_chunks<CopyChunk<8>>(p, stream);
@@ -72,21 +59,6 @@ template <class T>
 Status launch_to(const GatherKernelParams& p, void* stream) {
   return p.cache.dtype == DType::kFloat8E4M3 ? launch_dequantize<T, E4M3>(p, stream)
                                              : launch_dequantize<T, E5M2>(p, stream);
-}
-
-// Where the heads of a token lie end to end on every side and share a scale, they are one head.
-void merge_heads(GatherKernelParams& p) {
-  const int64_t head_dim = p.cache.head_dim;
-  const auto joined = [&](int64_t stride_head, const PagedCache& cache, const KvScale& scale) {
-    return stride_head == head_dim && cache.stride_head == head_dim &&
-           (scale.data == nullptr || scale.stride_head == 0);
-  };
-  if (!joined(p.key_stride_head, p.key_cache, p.k_scale) || !joined(p.value_stride_head, p.value_cache, p.v_scale)) {
-    return;
-  }
-  if (head_dim * p.cache.num_kv_heads > kMaxRow) return;
-  p.cache.head_dim *= p.cache.num_kv_heads;
-  p.cache.num_kv_heads = 1;
 }
 
 }  // namespace
