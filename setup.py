@@ -91,7 +91,7 @@ VGPU = _files(
     access async async_bulk_forms async_copy_forms async_forms async_mbarrier async_mbarrier_forms
     async_policy_forms async_support block builder builder_layout builder_names counters decode device flow global_order
     launch lexer memory parser parser_operand parser_variable program registry shadow tensor_forms tensor_gemm
-    tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp
+    tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp warp_place
     """,
 )
 VGPU_FAMILIES = _files(

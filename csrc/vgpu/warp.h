@@ -133,6 +133,7 @@ class Warp {
                           u32 mask) const;  // at the running instruction
   [[noreturn]] void fault_at(u32 at_pc, const std::string& kind, const std::string& detail, u32 lane) const;
   Dim3 thread_of(u32 lane) const;
+  u32 special_value(SpecialRegister which, u32 lane) const;
   std::string describe() const;  // "warp 3 (threads 96..127), PTX line 40: bar.sync 0;"
   const Kernel& kernel() const { return *launch->kernel; }
 
