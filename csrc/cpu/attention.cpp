@@ -204,16 +204,14 @@ void paged_attention(const PagedAttentionParams& params, const ThreadPool& pool)
 }
 
 // Partials are rows of head_dim + 2 floats, one for each split of each query row and head that is split. With
-// num_splits = 0 a split has at least kAutoSplitKeys keys, and only short queries are split.
+// num_splits = 0 a split has at least kAutoSplitKeys keys, and only short queries are split. Where a given number
+// splits long ones too, and the workspace does not hold that, the partials are in memory of the library's own.
 int64_t paged_attention_workspace_size(int64_t num_tokens, int64_t num_heads, [[maybe_unused]] int64_t num_kv_heads,
                                        int64_t head_dim, int64_t num_seqs, [[maybe_unused]] int64_t max_seqlen_q,
                                        int64_t max_seqlen_k, int64_t num_splits) {
   int64_t splits = std::clamp<int64_t>(max_seqlen_k / kAutoSplitKeys, 1, kMaxAutoSplits);
-  int64_t tokens = std::min(num_tokens, num_seqs * kMaxAutoSplitTokens);
-  if (num_splits > 0) {
-    splits = std::min(num_splits, divide_up(max_seqlen_k, kKeyTile) + 1);
-    tokens = num_tokens;
-  }
+  if (num_splits > 0) splits = std::min(num_splits, divide_up(max_seqlen_k, kKeyTile) + 1);
+  const int64_t tokens = std::min(num_tokens, num_seqs * kMaxAutoSplitTokens);
   if (splits <= 1 || tokens <= 0) return 0;
   return splits * tokens * num_heads * (head_dim + 2) * static_cast<int64_t>(sizeof(float));
 }

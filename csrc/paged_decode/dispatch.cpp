@@ -27,8 +27,9 @@ struct Workspace {
   int64_t bytes;
 };
 
-Workspace workspace_of(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                       int64_t max_seqlen_q, int64_t max_seqlen_k, int64_t num_splits, int rows) {
+// `places`: query tokens that may have partial results.
+Workspace workspace_of(int64_t places, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t max_seqlen_q,
+                       int64_t max_seqlen_k, int64_t num_splits, int rows) {
   const int64_t group = num_heads / num_kv_heads;
   Workspace w;
   w.token_tiles = ceil_div<int64_t>(group, rows);
@@ -36,7 +37,7 @@ Workspace workspace_of(int64_t num_tokens, int64_t num_heads, int64_t num_kv_hea
   w.max_splits = std::max<int64_t>(1, std::min(num_splits, ceil_div(max_seqlen_k, kLeastTileKeys)));
   int64_t counters = kMaxDecodeBlocks, slots = 2 * kMaxDecodeBlocks;
   if (num_splits > 0) {
-    counters = num_tokens * w.token_tiles * num_kv_heads;
+    counters = places * w.token_tiles * num_kv_heads;
     slots = counters * w.max_splits;
     if (w.max_splits == 1) counters = slots = 0;  // nothing is ever merged
   }
@@ -65,9 +66,9 @@ bool paged_decode_takes(const PagedAttentionParams&) {
 int64_t paged_decode_workspace_size(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                                     int64_t num_seqs, int64_t max_seqlen_q, int64_t max_seqlen_k, int64_t num_splits) {
   if (num_tokens == 0 || num_seqs == 0) return 0;
+  const int64_t places = std::min(num_tokens, num_seqs * kMaxDecodeQueryLen);
   const auto bytes = [&](int rows) {
-    return workspace_of(num_tokens, num_heads, num_kv_heads, head_dim, max_seqlen_q, max_seqlen_k, num_splits, rows)
-        .bytes;
+    return workspace_of(places, num_heads, num_kv_heads, head_dim, max_seqlen_q, max_seqlen_k, num_splits, rows).bytes;
   };
   return std::max(bytes(8), bytes(16));
 }
@@ -87,10 +88,12 @@ Status launch_paged_decode(const PagedAttentionParams& op, void* stream) {
   const int dim = padded_head_dim(op.cache.head_dim, general);
   p.slabs_in_pages = p.slabs_in_pages && dim == op.cache.head_dim;
   const int rows = general ? 16 : tile_rows(p.group, op.max_seqlen_q);
-  const Workspace w = workspace_of(op.num_tokens, op.num_heads, op.cache.num_kv_heads, op.cache.head_dim,
-                                   op.max_seqlen_q, op.max_seqlen_k, op.num_splits, rows);
+  const int64_t seq_places = op.num_seqs * op.last_query_len;  // the others' tokens have none
+  const Workspace w = workspace_of(std::min(op.num_tokens, seq_places), op.num_heads, op.cache.num_kv_heads,
+                                   op.cache.head_dim, op.max_seqlen_q, op.max_seqlen_k, op.num_splits, rows);
   if (w.bytes > op.workspace_bytes) return {"the workspace is smaller than paged_attention_workspace_size says"};
   p.token_tiles = static_cast<int32_t>(w.token_tiles);
+  p.seq_tokens = seq_places < op.num_tokens ? static_cast<int32_t>(op.last_query_len) : 0;
   p.max_splits = static_cast<int32_t>(w.max_splits);
   p.slot_rows = static_cast<int32_t>(w.slot_rows);
   p.counters = static_cast<uint64_t*>(op.workspace);

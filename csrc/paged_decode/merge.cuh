@@ -133,7 +133,8 @@ struct PartPlaces {
 static __device__ __forceinline__ PartPlaces places_of(const PagedDecodeParams& p, const Part& part, const Cut& cut) {
   PartPlaces places;
   if (p.op.num_splits > 0) {  // a slot for every piece, whatever the buckets
-    places.counter = static_cast<int64_t>(part.query_begin) * p.token_tiles * p.op.cache.num_kv_heads + part.unit;
+    const int64_t token = p.seq_tokens > 0 ? part.seq * p.seq_tokens : part.query_begin;
+    places.counter = token * p.token_tiles * p.op.cache.num_kv_heads + part.unit;
     places.first_slot = places.counter * p.max_splits;
     places.next_slots = places.first_slot + 1;
     places.mine = places.first_slot + part.piece;

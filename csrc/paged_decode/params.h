@@ -18,6 +18,7 @@ struct PagedDecodeParams {
   int32_t out_width;    // 8 or 2
   bool slabs_in_pages;  // 16 keys from a multiple of 16 on lie in one page, in rows of the padded head_dim
   int32_t token_tiles;  // row tiles of one query token of one KV head
+  int32_t seq_tokens;   // places of partial results by sequence, this many tokens each; 0: one for every token
   int32_t max_splits;   // of a sequence, for the places of partial results
   int32_t slot_rows;    // rows of a partial result
   int32_t least_keys;   // keys worth a bucket of their own

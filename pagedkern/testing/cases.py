@@ -216,6 +216,9 @@ def _splits() -> list[AttentionCase]:
     base = AttentionCase("splits", seq_lens=lengths, heads=(8, 4), head_dim=64)
     cases = sweep(base, num_splits=(0, 1, 2, 3, 7, 16, 32, 128), workspace=(False, True))
     cases += sweep(replace(base, cache_dtype=E4M3, q_lens=(1, 2, 3, 4, 5, 6)), num_splits=(0, 2, 128))
+    # More tokens than 16 a sequence: what is kept of short queries' splits has places by sequence.
+    beside = replace(base, name="splits-beside-prefill", seq_lens=(300, 200, 129), q_lens=(1, 100, 4))
+    cases += sweep(beside, num_splits=(0, 4), workspace=(False, True))
     return cases
 
 
