@@ -122,7 +122,7 @@ def test_many_tokens_in_a_graph():
         assert torch.equal(caches[1].view(4096, 2, 64)[slots], -rows)
 
 
-def test_scales_are_baked_in_at_capture():
+def test_a_graph_follows_its_scales():
     rows = torch.randn(3, 2, 16, device="cuda").to(BF16)
     caches = [torch.zeros(5, 4, 2, 16, device="cuda").to(E4M3) for _ in range(2)]
     scale, slots = torch.ones(1, device="cuda"), torch.tensor([0, 7, 19], device="cuda")
