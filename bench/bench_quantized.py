@@ -30,7 +30,7 @@ wrote the weather, the names of the ships, and sometimes a line about the birds.
 
 
 def load(dtype: str, kept: bool = True) -> LLM:
-    with patch("engine_min.models.llama.is_fast", lambda *_: kept and dtype == "bfloat16"):
+    with patch("engine_min.llama.is_fast", lambda *_: kept and dtype == "bfloat16"):
         return LLM(str(demo_model()), dtype=dtype)
 
 

@@ -77,7 +77,7 @@ def main() -> int:
 
     clock = Clock()
     clock.wrap(llm.scheduler, "schedule", "schedule")
-    clock.wrap(llm.runner, "_replay", "metadata")
+    clock.wrap(llm.runner, "_fill", "metadata")
     clock.wrap(llm, "_commit", "commit")
     clock.wrap(runner, "sample", "sampling")
     rows: dict[str, list[float]] = {}

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from engine_min.prefix_cache import Entry, PrefixCache
 
 Pairs = list[tuple[int, int]]  # (source block, destination block)
-
-
-class Mover(Protocol):
-    """Moves the contents of blocks, in the order of the calls."""
-
-    def copy(self, pairs: Pairs) -> None: ...
-    def swap_out(self, pairs: Pairs) -> None: ...
-    def swap_in(self, pairs: Pairs) -> None: ...
 
 
 class BlockManager:
@@ -27,19 +17,20 @@ class BlockManager:
     knows its contents: then it can be found again until it is needed for something else.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int,
-                 mover: Mover | None = None, num_host_blocks: int = 0, prefix_caching: bool = True):  # fmt: skip
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int, mover=None,
+                 num_host_blocks: int = 0, prefix_caching: bool = True):  # fmt: skip
+        """`mover` has copy, swap_out and swap_in, which move the contents of blocks (KVCache)."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks
         self.tables = np.zeros((max_num_seqs, self.blocks_for(max_model_len)), dtype=np.int32)
         self.num_held = [0] * max_num_seqs  # entries of the row that are in use
+        self.room = [0] * max_num_seqs  # tokens before this position need no `grow`
         self.peak_used = 0
         self.prefix = PrefixCache(block_size)
         self.prefix_caching = prefix_caching
         self._mover = mover
         self._serials: list[list[int]] = [[] for _ in range(max_num_seqs)]  # prefix entries of the row's full blocks
-        self._forked: set[int] = set()  # rows that may share the block they write to next
         self._copies: Pairs = []  # not done yet
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block last returned is warm, and goes out first
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -50,10 +41,6 @@ class BlockManager:
     def num_free(self) -> int:
         """Blocks that can be taken, the idle ones included."""
         return len(self._free) + len(self.prefix.idle)
-
-    @property
-    def num_idle(self) -> int:
-        return len(self.prefix.idle)
 
     @property
     def num_used(self) -> int:
@@ -81,37 +68,31 @@ class BlockManager:
         self._serials[other] = list(self._serials[row])
         for block in self.tables[row, :held].tolist():
             self.ref_counts[block] += 1
-        if num_tokens % self.block_size:
-            self._forked.update((row, other))
+        self.room[other] = self.room[row]
+        if num_tokens % self.block_size:  # whoever writes first to the last block must copy it
+            self.room[row] = self.room[other] = 0
         return other
 
-    def has_room(self, row: int, end: int) -> bool:
-        """Whether the row's own blocks hold the tokens before `end`: then it neither grows nor copies."""
-        return end <= self.num_held[row] * self.block_size and row not in self._forked
+    def grow(self, row: int, start: int, end: int) -> bool:
+        """Takes the blocks that the row lacks for tokens start..end-1; False, and nothing taken, if too few are free.
 
-    def _missing(self, row: int, start: int, end: int) -> int:
-        return self.blocks_for(end) - self.num_held[row] + self._writes_to_shared(row, start)
-
-    def _writes_to_shared(self, row: int, start: int) -> bool:
-        return row in self._forked and self.ref_counts[self.tables[row, start // self.block_size]] > 1
-
-    def can_grow(self, row: int, start: int, end: int) -> bool:
-        """Whether the row can take tokens start..end-1."""
-        return self._missing(row, start, end) <= self.num_free
-
-    def grow(self, row: int, start: int, end: int) -> None:
-        """Takes the blocks that the row lacks for tokens start..end-1; the caller has asked `can_grow`."""
-        if row in self._forked:
-            if self._writes_to_shared(row, start):
-                shared, own = int(self.tables[row, start // self.block_size]), self._take()
-                self.ref_counts[shared] -= 1
-                self.tables[row, start // self.block_size] = own
-                self._copies.append((shared, own))
-            self._forked.discard(row)  # alone with the block from here on
-        for i in range(self.num_held[row], self.blocks_for(end)):
+        A block that others hold too is copied before it is written to.
+        """
+        first, held = start // self.block_size, self.num_held[row]
+        needed = max(held, self.blocks_for(end))
+        is_shared = first < held and self.ref_counts[self.tables[row, first]] > 1
+        if needed - held + is_shared > self.num_free:
+            return False
+        if is_shared:
+            shared, own = int(self.tables[row, first]), self._take()
+            self.ref_counts[shared] -= 1
+            self.tables[row, first] = own
+            self._copies.append((shared, own))
+        for i in range(held, needed):
             self.tables[row, i] = self._take()
-            self.num_held[row] = i + 1
+        self.num_held[row], self.room[row] = needed, needed * self.block_size
         self.peak_used = max(self.peak_used, self.num_used)
+        return True
 
     def flush_copies(self) -> None:
         """Before a step writes, and before any block is returned: so no block is part of two copies at once."""
@@ -123,9 +104,8 @@ class BlockManager:
         self.flush_copies()
         for block in reversed(self.tables[row, : self.num_held[row]].tolist()):  # a prefix outlives what follows it
             self._release(block)
-        self.num_held[row] = 0
+        self.num_held[row] = self.room[row] = 0
         self._serials[row] = []
-        self._forked.discard(row)
         self._free_rows.append(row)
 
     def _take(self) -> int:
@@ -136,16 +116,16 @@ class BlockManager:
     def _release(self, block: int) -> None:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
-            if block in self.prefix.digest_of:
+            if block in self.prefix.key_of:
                 self.prefix.idle[block] = None
             else:
                 self._free.append(block)
 
     # ---- The prefix cache.
 
-    def pin(self, digests: list[bytes], tokens: list[int], salt: str | None) -> list[Entry]:
-        """Finds the longest known prefix (of the digests given) and holds its blocks, lest they be evicted."""
-        found = self.prefix.find(digests, tokens, salt)
+    def pin(self, tokens: list[int], salt: str | None) -> list[Entry]:
+        """Finds the longest known prefix and holds its blocks, lest they be evicted."""
+        found = self.prefix.find(tokens, salt)
         for entry in found:
             self.prefix.idle.pop(entry.block, None)
             self.ref_counts[entry.block] += 1
@@ -155,19 +135,12 @@ class BlockManager:
         for entry in reversed(found):
             self._release(entry.block)
 
-    def commit(self, row: int, digests: list[bytes], tokens: list[int], num_computed: int, salt: str | None) -> None:
+    def commit(self, row: int, tokens: list[int], num_computed: int, salt: str | None) -> None:
         """Makes the row's blocks that are full and computed known, so that others can find them."""
         size, serials = self.block_size, self._serials[row]
-        count = num_computed // size
-        self.prefix.extend(digests, tokens, count, salt)
-        for i in range(len(serials), count):
-            content = tuple(tokens[i * size : (i + 1) * size])
+        for i in range(len(serials), num_computed // size):
             parent = serials[-1] if serials else salt
-            serial, forgotten = self.prefix.insert(digests[i], int(self.tables[row, i]), content, parent)
-            serials.append(serial)
-            if forgotten in self.prefix.idle:
-                del self.prefix.idle[forgotten]
-                self._free.append(forgotten)
+            serials.append(self.prefix.insert(int(self.tables[row, i]), parent, tokens[i * size : (i + 1) * size]))
 
     def reset_prefix_cache(self) -> None:
         """Forgets all contents, for example because the weights have changed. Needs every row closed."""
@@ -215,9 +188,9 @@ class BlockManager:
             raise AssertionError("a block or a row is twice in its free list")
         if free & idle or free | idle != {block for block, count in enumerate(self.ref_counts) if count == 0}:
             raise AssertionError("free and idle blocks are not the set of unreferenced blocks")
-        known = {entry.block: digest for digest, entry in self.prefix.entries.items()}
-        if known != self.prefix.digest_of or len(known) != len(self.prefix.entries):
-            raise AssertionError("a block is known under two hashes, or under none")
+        known = {entry.block: key for key, entry in self.prefix.entries.items()}
+        if known != self.prefix.key_of or len(known) != len(self.prefix.entries):
+            raise AssertionError("a block is known under two keys, or under none")
         if idle - set(known) or free & set(known):
             raise AssertionError("the idle blocks are not the unreferenced ones that are known")
         if sorted([*self._free_host, *host_in_use]) != list(range(self.num_host_blocks)):

@@ -78,9 +78,7 @@ def _load(args: argparse.Namespace, **options):
         "max_num_seqs",
         "max_num_batched_tokens",
     )
-    return launch(
-        args.model, progress=ProgressBar("loading"), **{name: getattr(args, name) for name in names}, **options
-    )
+    return launch(args.model, progress=True, **{name: getattr(args, name) for name in names}, **options)
 
 
 def serve_command(args: argparse.Namespace) -> int:
@@ -138,23 +136,6 @@ def run_command(args: argparse.Namespace) -> int:
 def _messages(system: str | None, prompt: str) -> list[dict]:
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": prompt}]
-
-
-class ProgressBar:
-    """On a terminal a bar that redraws itself; into a file or pipe only its last state."""
-
-    def __init__(self, title: str, width: int = 32):
-        self._title, self._width, self._drawn = title, width, -1
-
-    def __call__(self, done: int, total: int) -> None:
-        filled = self._width * done // total
-        last = done == total and self._drawn < self._width
-        if last or (filled > self._drawn and sys.stderr.isatty()):
-            bar = "#" * filled + "." * (self._width - filled)
-            start = "\r" if sys.stderr.isatty() else ""
-            sys.stderr.write(f"{start}{self._title} [{bar}] {done}/{total}" + ("\n" if last else ""))
-            sys.stderr.flush()
-        self._drawn = max(self._drawn, filled)
 
 
 class StreamPrinter:

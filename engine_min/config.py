@@ -117,7 +117,9 @@ def model_config_from_hf(path: Path) -> ModelConfig:
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
     architecture = (config.get("architectures") or ["LlamaForCausalLM"])[0]
-    config = _FAMILIES.get(architecture, {}) | config
+    if architecture not in _FAMILIES:
+        raise ValueError(f"architecture {architecture!r} is not supported, expected one of {', '.join(_FAMILIES)}")
+    config = _FAMILIES[architecture] | config
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     max_position = config.get("max_position_embeddings", 2048)

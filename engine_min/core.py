@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine_min.block_manager import BlockManager
 from engine_min.request import CompletionOutput, Request, RequestOutput
 from engine_min.runner import Runner
 from engine_min.sampler import choice_seed
-from engine_min.scheduler import ScheduledChunk, Scheduler
-from engine_min.stats import Counters, EngineStats
+from engine_min.scheduler import Scheduler
 
 
 class StepError(RuntimeError):
     """A step, or a part of it, failed: the requests in `failed` were aborted, those in `outputs` gained a token."""
 
-    def __init__(self, message: str, failed: list[RequestOutput], outputs: list[RequestOutput]):
-        super().__init__(message)
+    def __init__(self, what: str, failed: list[RequestOutput], outputs: list[RequestOutput]):
+        super().__init__(f"{what}: aborted {', '.join(output.request_id for output in failed)}")
         self.failed = failed
         self.outputs = outputs
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    running: int
+    waiting: int
+    preempted: int  # times a request was preempted so far
+    swapped: int  # requests whose cached tokens are in host memory now
+    blocks_used: int
+    blocks_free: int  # that can be taken
+    blocks_cached: int  # of the free ones, those whose contents can be found again
+    blocks_peak: int
+    prefix_hit_rate: float  # share of the prompts' tokens that were found in the prefix cache
+    tokens_in: int  # prompt tokens of all requests so far
+    tokens_out: int  # tokens generated so far
+    steps: int
+    fragmentation: float  # share of the slots in used blocks that held no token, over all steps
 
 
 class EngineCore:
@@ -27,12 +45,13 @@ class EngineCore:
         self.scheduler = scheduler
         self.runner = runner
         self._requests: dict[str, list[Request]] = {}  # by id: its unfinished choices
-        self._counters = Counters(blocks, scheduler)
         self._advanced: list[CompletionOutput] = []  # by the last step
+        self._steps = self._tokens_in = self._tokens_out = 0
+        self._slots_held = self._slots_empty = 0  # of used blocks, summed over steps
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = [request]
-        self._counters.tokens_in += len(request.prompt_token_ids)
+        self._tokens_in += len(request.prompt_token_ids)
         self.scheduler.add(request)
 
     @torch.inference_mode()
@@ -41,45 +60,35 @@ class EngineCore:
         for completion in self._advanced:
             completion.new_text = ""
         self._advanced = []
-        chunks: list[ScheduledChunk] = []
+        batch: list[Request] = []
         try:
-            chunks = self.scheduler.schedule()
-            if not chunks:
+            batch = self.scheduler.schedule()
+            if not batch:
                 return []
-            for chunk in chunks:
-                if chunk.samples and chunk.request.num_unforked:
-                    chunk.children = self._children(chunk.request)
-            tokens = self.runner.step(chunks)
+            for request in batch:
+                if request.num_unforked and request.samples:
+                    request.children = self._children(request)
+            drawn = self.runner.step(batch)
         except Exception as error:  # where blocks could not be moved, nobody who runs can trust his own
-            requests = [chunk.request for chunk in chunks] or list(self.scheduler.running)
+            requests = batch or list(self.scheduler.running)
             failed = [request.output for request in requests if self.abort(request.request_id)]
-            raise StepError(f"a step failed ({error}): aborted {_names(failed)}", failed, []) from error
-        self._commit(chunks)
-        drawn: list[Request] = []
-        for chunk in chunks:
-            if chunk.samples:
-                drawn.append(chunk.request)
-                for child in chunk.children:  # before the parent can end and let go of the blocks
-                    self.scheduler.fork(chunk.request, child)
-                    self._requests[child.request_id].append(child)
-                    drawn.append(child)
-        outputs: dict[str, RequestOutput] = {}
-        unusable: dict[str, RequestOutput] = {}
-        for request, token in zip(drawn, tokens, strict=True):
+            raise StepError(f"a step failed ({error})", failed, []) from error
+        self._commit(batch)
+        outputs: dict[RequestOutput, None] = {}  # in order, each once
+        failed: dict[RequestOutput, None] = {}
+        for request, token in drawn:
+            outputs[request.output] = None
             if token is None:
-                unusable[request.request_id] = request.output
+                failed[request.output] = None
             else:
                 self._append(request, token)
-                outputs[request.request_id] = request.output
-        self._counters.tokens_out += len(self._advanced)
-        if unusable:
-            for request_id in unusable:
-                self.abort(request_id)
-                outputs.pop(request_id, None)
-            failed = list(unusable.values())
-            message = f"logits without a finite maximum (NaN or all masked): aborted {_names(failed)}"
-            raise StepError(message, failed, list(outputs.values()))
-        return list(outputs.values())
+        self._tokens_out += len(self._advanced)
+        if failed:
+            for output in failed:
+                self.abort(output.request_id)
+                del outputs[output]
+            raise StepError("logits without a finite maximum (NaN or all masked)", list(failed), list(outputs))
+        return list(outputs)
 
     def _children(self, request: Request) -> list[Request]:
         """The choices that begin with the token about to be drawn."""
@@ -88,15 +97,24 @@ class EngineCore:
         request.num_unforked = 0
         return [request.fork(index, choice_seed(request.seed, index)) for index in indices]
 
-    def _commit(self, chunks: list[ScheduledChunk]) -> None:
-        """What the pass has computed is in the cache now."""
+    def _commit(self, batch: list[Request]) -> None:
+        """What the pass has computed is in the cache now, for the children too."""
         blocks, size = self.blocks, self.blocks.block_size
-        for chunk in chunks:
-            request = chunk.request
-            computed = request.num_computed = request.num_computed + chunk.num_tokens
-            if computed % size < chunk.num_tokens and blocks.prefix_caching:  # the chunk filled a block
-                blocks.commit(request.row, request.digests, request.tokens, computed, request.salt)
-        self._counters.count_step()
+        for request in batch:
+            computed = request.num_computed = request.num_computed + request.num_scheduled
+            if computed % size < request.num_scheduled and blocks.prefix_caching:  # it has filled a block
+                blocks.commit(request.row, request.tokens, computed, request.salt)
+        self._steps += 1  # now that nobody writes to a block that others share, each has empty slots in its last alone
+        self._slots_held += blocks.num_used * size
+        self._slots_empty += sum([-request.num_computed % size for request in self.scheduler.running])
+        for request in [request for request in batch if request.children]:
+            for child in request.children:
+                self._fork(request, child)
+            request.children = []
+
+    def _fork(self, request: Request, child: Request) -> None:
+        self.scheduler.fork(request, child)
+        self._requests[request.request_id].append(child)
 
     def _append(self, request: Request, token: int) -> None:
         output = request.completion
@@ -105,19 +123,15 @@ class EngineCore:
         if output.logprobs is not None:
             output.logprobs.append(request.logprobs)
         self._advanced.append(output)
-        text, reason = request.text.push(token)
-        output.new_text = text
-        output.pieces.append(text)
+        output.new_text, reason = request.text.push(token)
+        output.pieces.append(output.new_text)
         if reason is not None:
-            self._finish(request, reason)
-
-    def _finish(self, request: Request, reason: str) -> None:
-        request.completion.finish_reason = reason
-        self.scheduler.remove(request)
-        unfinished = self._requests[request.request_id]
-        unfinished.remove(request)
-        if not unfinished:
-            del self._requests[request.request_id]
+            output.finish_reason = reason
+            self.scheduler.remove(request)
+            unfinished = self._requests[request.request_id]
+            unfinished.remove(request)
+            if not unfinished:
+                del self._requests[request.request_id]
 
     def fork(self, request_id: str, n: int) -> RequestOutput:
         """Adds n choices that go on from the request's first unfinished one, and share its pages until they differ."""
@@ -133,9 +147,7 @@ class EngineCore:
             if parent.num_generated == 0:
                 parent.num_unforked += 1
             else:
-                child = parent.fork(index, choice_seed(parent.seed, index))
-                self.scheduler.fork(parent, child)
-                self._requests[request_id].append(child)
+                self._fork(parent, parent.fork(index, choice_seed(parent.seed, index)))
         return parent.output
 
     def abort(self, request_id: str) -> bool:
@@ -153,8 +165,19 @@ class EngineCore:
         return bool(self._requests)
 
     def stats(self) -> EngineStats:
-        return self._counters.stats()
-
-
-def _names(outputs: list[RequestOutput]) -> str:
-    return ", ".join(output.request_id for output in outputs)
+        blocks, scheduler = self.blocks, self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=scheduler.num_preemptions,
+            swapped=scheduler.num_swapped,
+            blocks_used=blocks.num_used,
+            blocks_free=blocks.num_free,
+            blocks_cached=len(blocks.prefix.idle),
+            blocks_peak=blocks.peak_used,
+            prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
+            tokens_in=self._tokens_in,
+            tokens_out=self._tokens_out,
+            steps=self._steps,
+            fragmentation=self._slots_empty / max(1, self._slots_held),
+        )

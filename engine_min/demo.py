@@ -63,9 +63,9 @@ def demo_model() -> Path:
 
 def main() -> int:
     from engine_min import LLM, SamplingParams
-    from engine_min.cli import ProgressBar, StreamPrinter
+    from engine_min.cli import StreamPrinter
 
-    llm = LLM(str(demo_model()), progress=ProgressBar("loading"))
+    llm = LLM(str(demo_model()), progress=True)
     printer = StreamPrinter(len(PROMPTS))
     arrivals = list(enumerate(PROMPTS))
     started = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -12,8 +12,8 @@ from engine_min.block_manager import BlockManager
 from engine_min.config import EngineConfig
 from engine_min.core import EngineCore
 from engine_min.kv_cache import KVCache, Scales, bytes_per_block, cache_dtype, default_num_blocks, static_scales
-from engine_min.loader import Checkpoint, GGUFCheckpoint, open_checkpoint
-from engine_min.models import model_class
+from engine_min.llama import LlamaModel
+from engine_min.loader import Checkpoint, open_checkpoint
 from engine_min.output_text import OutputText
 from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
@@ -27,16 +27,15 @@ Prompt = str | list[int]
 class LLM(EngineCore):
     """See the package's README part for the whole interface; `options` are the fields of EngineConfig."""
 
-    def __init__(self, model: str, progress: Callable[[int, int], None] | None = None, **options):
+    def __init__(self, model: str, progress: bool = False, **options):
         config = self.config = EngineConfig(model, **options)
         backend = self.backend = resolve_backend(config)
         self.dtype = _resolve_dtype(config.dtype, backend)
         self.parallel = joined(config.tensor_parallel_size)
-        self._progress = progress or (lambda done, total: None)
+        self._progress = progress
         checkpoint = open_checkpoint(config.model)
         model_config = self.model_config = checkpoint.config
-        metadata = checkpoint.file.metadata if isinstance(checkpoint, GGUFCheckpoint) else None
-        self.tokenizer = load_tokenizer(config.model, metadata)
+        self.tokenizer = load_tokenizer(config.model, checkpoint.gguf_metadata)
         self.max_model_len = min(config.max_model_len or model_config.max_position, model_config.max_position)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
@@ -62,9 +61,9 @@ class LLM(EngineCore):
         self._numbers = itertools.count()
         self._seeds = torch.Generator().manual_seed(config.seed)
 
-    def _load(self, checkpoint: Checkpoint):
-        return model_class(self.model_config.architecture)(
-            checkpoint, self.max_model_len, self.dtype, self._progress, self.backend.device, self.parallel
+    def _load(self, checkpoint: Checkpoint) -> LlamaModel:
+        return LlamaModel(
+            checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel, self._progress
         )
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
@@ -153,7 +152,7 @@ class LLM(EngineCore):
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
         request = Request(
-            request_id, token_ids, params, seed, stop_ids, output, list(token_ids), salt=cache_salt,
+            request_id, token_ids, params, seed, stop_ids, output, list(token_ids), choices[0], salt=cache_salt,
             text=OutputText(self.tokenizer, params, stop_ids), arrival=next(self._numbers), num_unforked=params.n - 1,
         )  # fmt: skip
         self.add(request)

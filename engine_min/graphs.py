@@ -43,13 +43,16 @@ class StepGraphs:
 
 
 def _capture(step: Step, pool) -> tuple[Step, object]:
+    """The graphs share a pool of memory, so an output is good until the next replay of any of them: whoever replays
+    reads it before, as a step does that draws tokens from it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Errors of this thread only: those that watch NCCL, or serve requests, may ask CUDA what they like meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = step()
 
     def replay() -> torch.Tensor:

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from engine_min.engine import LLM, Prompt
+from engine_min.engine import LLM
 
 _PATIENCE = timedelta(days=365)  # a server may be idle for long
 
 
-def launch(model: str, tensor_parallel_size: int = 1, progress=None, **options) -> LLM:
+def launch(model: str, tensor_parallel_size: int = 1, progress: bool = False, **options) -> LLM:
     """An LLM whose layers are shared by so many processes: this one, and others that it starts."""
     if tensor_parallel_size == 1:
         return LLM(model, progress, **options)
@@ -59,16 +59,16 @@ def _follow(rank: int, port: int, model: str, options: dict) -> None:
         while True:
             call = [None]
             dist.broadcast_object_list(call, src=0, group=calls)
-            name, args = call[0]
-            if name is None:
+            if not call[0]:
                 break
+            name, args, kwargs = call[0]
             with suppress(Exception):
-                getattr(llm, name)(*args)
+                getattr(llm, name)(*args, **kwargs)
     dist.destroy_process_group()
 
 
 class LeadingLLM(LLM):
-    def __init__(self, store: dist.Store, followers: list, model: str, progress, options: dict):
+    def __init__(self, store: dist.Store, followers: list, model: str, progress: bool, options: dict):
         self._store, self._followers = store, followers  # the store lives as long as those it joins
         self._calls = _join(store, 0, options["tensor_parallel_size"])
         try:
@@ -78,33 +78,25 @@ class LeadingLLM(LLM):
             raise
         atexit.register(self.close)
 
-    def _tell(self, name: str | None, *args) -> None:
-        dist.broadcast_object_list([(name, args)], src=0, group=self._calls)
-
-    def add_request(self, request_id: str, prompt: Prompt, sampling_params=None, cache_salt: str | None = None):
-        self._tell("add_request", request_id, prompt, sampling_params, cache_salt)
-        return super().add_request(request_id, prompt, sampling_params, cache_salt)
-
-    def step(self):
-        self._tell("step")
-        return super().step()
-
-    def abort(self, request_id: str) -> bool:
-        self._tell("abort", request_id)
-        return super().abort(request_id)
-
-    def fork(self, request_id: str, n: int):
-        self._tell("fork", request_id, n)
-        return super().fork(request_id, n)
-
-    def reload_weights(self, model: str | None = None) -> None:
-        self._tell("reload_weights", model)
-        super().reload_weights(model)
+    def _tell(self, *call) -> None:
+        dist.broadcast_object_list([call], src=0, group=self._calls)
 
     def close(self) -> None:
         """Ends the other processes."""
         atexit.unregister(self.close)
-        self._tell(None)
+        self._tell()
         for follower in self._followers:
             follower.join()
         dist.destroy_process_group()
+
+
+def _led(name: str):
+    def call(self, *args, **kwargs):
+        self._tell(name, args, kwargs)
+        return getattr(LLM, name)(self, *args, **kwargs)
+
+    return call
+
+
+for _name in ("add_request", "step", "abort", "fork", "reload_weights"):
+    setattr(LeadingLLM, _name, _led(_name))

@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from engine_min.config import ModelConfig, model_config_from_gguf, model_config_from_hf
+from engine_min.config import model_config_from_gguf, model_config_from_hf
 from engine_min.quantized import QuantizedTensor
-
-Progress = Callable[[int, int], None]  # (tensors read, tensors in all)
-
-
-class Checkpoint(Protocol):
-    config: ModelConfig
-    names: set[str]
-
-    def tensor(self, name: str) -> torch.Tensor: ...
-
-    def quantized(self, name: str) -> QuantizedTensor | None:
-        """The tensor in the few bits that it is stored in, where the engine has a use for them."""
 
 
 class SafetensorsCheckpoint:
@@ -32,11 +19,10 @@ class SafetensorsCheckpoint:
         from safetensors import safe_open
 
         self.config = model_config_from_hf(path)
-        index = path / "model.safetensors.index.json"
+        self.gguf_metadata = None
+        index, shards = path / "model.safetensors.index.json", {"model.safetensors"}
         if index.exists():
             shards = set(json.loads(index.read_text())["weight_map"].values())
-        else:
-            shards = {"model.safetensors"}
         absent = sorted(name for name in shards if not (path / name).exists())
         if absent:
             raise FileNotFoundError(f"{path} lacks {', '.join(absent)}")
@@ -50,14 +36,13 @@ class SafetensorsCheckpoint:
         return self._files[name].get_tensor(name)
 
     def quantized(self, name: str) -> None:
-        return None
+        """The tensor in the few bits that it is stored in, where the engine has a use for them."""
 
 
 _GGUF_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs.weight",
 }
 _GGUF_LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -79,6 +64,7 @@ class GGUFCheckpoint:
         from engine_min.gguf_file import GGUFFile
 
         self.file = GGUFFile(path)
+        self.gguf_metadata = self.file.metadata
         self.config = model_config_from_gguf(self.file.metadata, set(self.file.tensors))
         self._sources = {_hf_name(name): name for name in self.file.tensors}
         self.names = set(self._sources)
@@ -91,29 +77,22 @@ class GGUFCheckpoint:
         return stored and stored.map(lambda part: self._in_hf_order(name, part))
 
     def _in_hf_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if self.config.architecture != "LlamaForCausalLM":  # the others are stored as they are
+        """A Llama's rows of q and k are stored as pairs (0, d/2), (1, d/2 + 1)... of each head: back to halves."""
+        heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}.get(name.split(".")[-2])
+        if heads is None or self.config.architecture != "LlamaForCausalLM":
             return tensor
-        if ".q_proj." in name:
-            return _unpermute(tensor, self.config.num_heads)
-        if ".k_proj." in name:
-            return _unpermute(tensor, self.config.num_kv_heads)
-        return tensor
+        return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _hf_name(name: str) -> str:
     """A name not known here stays as it is: it then shows up as an unexpected tensor."""
-    if name in _GGUF_NAMES:
-        return _GGUF_NAMES[name]
     parts = name.split(".")  # blk.<layer>.<part>.<weight | bias>
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in _GGUF_LAYER_NAMES:
         return f"model.layers.{parts[1]}.{_GGUF_LAYER_NAMES[parts[2]]}.{parts[3]}"
-    return name
+    return _GGUF_NAMES.get(name, name)
 
 
-def _unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """GGUF stores q and k rows of a Llama head as pairs (0, d/2), (1, d/2 + 1)...: back to halves."""
-    pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+Checkpoint = SafetensorsCheckpoint | GGUFCheckpoint
 
 
 def open_checkpoint(model: str) -> Checkpoint:

@@ -2,66 +2,65 @@
 
 from __future__ import annotations
 
-import copy
+import codecs
 
 from engine_min.request import SamplingParams
 from engine_min.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Text that may turn out to be the start of a stop text is held back, so that none of it is ever given out."""
+    """Held back are the bytes of a character that is not complete, and text that may turn out to be the start of a stop
+    text, so that none of it is ever given out. Everything in it is immutable: a fork is a copy."""
+
+    __slots__ = ("_params", "_stops", "_stop_ids", "_num_tokens", "_plain_below", "_held",
+                 "_pieces", "_drops_space", "_is_plain", "_bytes")  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
-        self._decoder = tokenizer.stream_decoder()
         self._params = params
         self._stops = params.stops
         self._stop_ids = stop_ids
         self._num_tokens = 0
-        self._held = ""
         self._plain_below = 0 if params.stops else params.max_tokens  # up to there only a stop id can end it
-
-    def fork(self) -> OutputText:
-        other = copy.copy(self)
-        other._decoder = self._decoder.fork()
-        return other
+        self._held = ""
+        self._pieces = tokenizer.pieces
+        self._drops_space = tokenizer.drops_first_space
+        self._is_plain = not self._drops_space  # no bytes are held, and this is not the start
+        self._bytes = b""
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that the token sets free, and the reason if it is the last one: "stop" or "length"."""
         self._num_tokens += 1
-        if self._num_tokens < self._plain_below and token_id not in self._stop_ids:
-            return self._decoder.push(token_id), None
+        is_stop_id = token_id in self._stop_ids
+        if self._num_tokens < self._plain_below and not is_stop_id:
+            piece = self._pieces.get(token_id, "")
+            return piece if self._is_plain and type(piece) is str else self._decode(piece), None
         may_stop = self._num_tokens > self._params.min_tokens
-        if may_stop and token_id in self._stop_ids:
-            return self._end(self._decoder.flush(), may_stop, "stop")
-        text = self._decoder.push(token_id)
-        if self._num_tokens == self._params.max_tokens:
-            return self._end(text + self._decoder.flush(), may_stop, "length")
-        if not self._stops:
-            return text, None
-        self._held += text
-        if not may_stop:
-            return self._give(len(self._held)), None
-        found = self._find()
-        if found is not None:
-            return self._give(found), "stop"
-        return self._give(len(self._held) - self._num_waiting()), None
+        is_stop = may_stop and is_stop_id
+        if not is_stop:
+            self._held += self._decode(self._pieces.get(token_id, ""))
+        is_last = is_stop or self._num_tokens == self._params.max_tokens
+        if is_last:
+            self._held += self._bytes.decode("utf-8", "replace")
+        found = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None) if may_stop else None
+        if found is not None or is_last:
+            return self._held[:found], "stop" if is_stop or found is not None else "length"
+        count = len(self._held) - (self._num_waiting() if may_stop else 0)
+        text, self._held = self._held[:count], self._held[count:]
+        return text, None
 
-    def _end(self, text: str, may_stop: bool, reason: str) -> tuple[str, str]:
-        self._held += text
-        found = self._find() if may_stop else None
-        return self._held[:found], reason if found is None else "stop"
-
-    def _find(self) -> int | None:
-        return min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
+    def _decode(self, piece: str | bytes) -> str:
+        data = self._bytes + (piece.encode() if isinstance(piece, str) else piece)
+        if self._drops_space and data:
+            self._drops_space, data = False, data.removeprefix(b" ")
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._bytes = data[used:]
+        self._is_plain = not self._bytes and not self._drops_space
+        return text
 
     def _num_waiting(self) -> int:
         """Length of the longest end of the held text that begins a stop text."""
-        longest = min(len(self._held), max(map(len, self._stops)) - 1)
+        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
         for length in range(longest, 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
-
-    def _give(self, count: int) -> str:
-        text, self._held = self._held[:count], self._held[count:]
-        return text

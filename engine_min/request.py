@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ class SamplingParams:
         return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
 
 
-@dataclass
+@dataclass(slots=True)
 class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length" or "abort"; None while it runs
@@ -87,7 +88,7 @@ class CompletionOutput:
         return self.pieces[0] if self.pieces else ""
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class RequestOutput:
     request_id: str
     prompt_token_ids: list[int]
@@ -100,7 +101,7 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """A sequence on its way: `tokens` is the prompt and what has been generated, `num_computed` of them are cached.
 
@@ -113,25 +114,26 @@ class Request:
     seed: int
     stop_ids: frozenset[int]
     output: RequestOutput
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
+    completion: CompletionOutput | None = None  # the one of the output's choices that this is
     num_computed: int = 0
+    num_scheduled: int = 0  # tokens that the step computes
+    samples: bool = False  # the step computes the last of them, whose logits give the next: to it and to its children
+    num_stored: int = 0  # positions before this one were found in the cache and are not written again
+    children: list[Request] = field(default_factory=list)  # that begin with the token about to be drawn
     row: int | None = None  # of the block manager's tables, while it runs
-    index: int = 0  # which of the output's choices this is
+    index: int = 0  # of the choice
     text: OutputText | None = None
     logprobs: dict[int, float] | None = None  # of the token drawn last, where they are asked for
     arrival: int = 0  # first come, first served
     salt: str | None = None  # requests of different salts share no cached prefix
     num_unforked: int = 0  # choices that begin with the first token
-    digests: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     host_blocks: list[int] | None = None  # where its cached tokens are while it is swapped out
     was_preempted: bool = False
 
-    def __post_init__(self) -> None:
-        self.order = (self.arrival, self.index)
-
-    @cached_property
-    def completion(self) -> CompletionOutput:
-        return self.output.outputs[self.index]
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.arrival, self.index)
 
     @property
     def num_generated(self) -> int:
@@ -145,6 +147,6 @@ class Request:
     def fork(self, index: int, seed: int) -> Request:
         """Another choice, with the same tokens so far; the scheduler gives it its blocks."""
         return replace(
-            self, seed=seed, tokens=list(self.tokens), num_computed=0, row=None, index=index,
-            text=self.text and self.text.fork(), digests=list(self.digests), host_blocks=None, num_unforked=0,
+            self, seed=seed, tokens=list(self.tokens), completion=self.output.outputs[index], num_computed=0, row=None,
+            index=index, children=[], text=copy(self.text), host_blocks=None, num_unforked=0,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Turns a list of scheduled chunks into one forward pass on fixed metadata buffers."""
+"""Turns the scheduled requests into one forward pass on fixed metadata buffers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from engine_min.block_manager import BlockManager
 from engine_min.graphs import StepGraphs, buckets_for
 from engine_min.request import Request
 from engine_min.sampler import sample
-from engine_min.scheduler import ScheduledChunk
 
 NO_SLOT = -1
 LOGPROB_ROWS = 64  # of a prompt at a time: logits of a whole prompt would take more memory than its cache
@@ -37,28 +36,22 @@ class Runner:
         self._seq_lens = _Buffer(max_num_seqs, torch.int32, device)
         self._cu_seqlens = _Buffer(max_num_seqs + 1, torch.int32, device)
         self._block_table = _Buffer((max_num_seqs, max_blocks), torch.int32, device)
-        self._slots.host.fill(NO_SLOT)  # the first recording must write nowhere
-        self._slots.upload(max_num_tokens)
+        self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
         self.graphs: StepGraphs | None = None
         if not eager:
             self.record()
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Records the decode steps; again after the model has been replaced."""
-        self.graphs = StepGraphs(self._recorded_step, buckets_for(self.blocks.tables.shape[0]), self.device)
+        """Records the decode steps; again after the model has been replaced. They see padding only."""
+        max_num_seqs = self.blocks.tables.shape[0]
+        self._pad(0, max_num_seqs)
+        self._upload(max_num_seqs, max_num_seqs)
+        self.graphs = StepGraphs(self._recorded_step, buckets_for(max_num_seqs), self.device)
 
     def _recorded_step(self, size: int):
         """Whatever changes from step to step is in the buffers; lengths and table widths are upper bounds."""
-        batch = BatchMetadata(
-            positions=self._positions.device[:size],
-            slot_mapping=self._slots.device[:size],
-            block_table=self._block_table.device[:size],
-            seq_lens=self._seq_lens.device[:size],
-            cu_seqlens_q=None,
-            max_seqlen_q=1,
-            max_seqlen_k=self.max_model_len,
-        )
+        batch = self._batch(size, size, self._block_table.device.size(1), None, 1, self.max_model_len)
         token_ids = self._token_ids.device[:size]
 
         def step() -> torch.Tensor:
@@ -67,126 +60,116 @@ class Runner:
 
         return step
 
-    @torch.inference_mode()
-    def step(self, chunks: list[ScheduledChunk]) -> list[int | None]:
-        """Runs the chunks. A token (None: the logits were unusable) for each that samples and each of its children, in
-        order."""
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        if self.graphs is not None and num_tokens == len(chunks):
-            hidden = self._replay(chunks)
-        else:
-            hidden = self._run(chunks, num_tokens)
-        rows: list[int] = []
-        requests: list[Request] = []
-        end, is_each_row_once = 0, True
-        for chunk in chunks:
-            end += chunk.num_tokens
-            if chunk.request.params.prompt_logprobs is not None:
-                self._report_prompt(chunk, hidden[end - chunk.num_tokens : end])
-            if chunk.samples:
-                rows.append(end - 1)
-                requests.append(chunk.request)
-                if chunk.children:
-                    rows += [end - 1] * len(chunk.children)
-                    requests += chunk.children
-                    is_each_row_once = False
-        if not requests:
-            return []
-        is_each_row_once &= len(rows) == num_tokens
-        hidden = hidden[:num_tokens] if is_each_row_once else hidden[torch.tensor(rows, device=self.device)]
-        return sample(self.model.logits(hidden), requests)
-
-    def _replay(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
-        num_seqs, size = len(chunks), self.graphs.size_for(len(chunks))
-        self._fill_decode(chunks)
-        for buffer in (self._token_ids, self._positions, self._slots, self._seq_lens):
-            buffer.host[num_seqs:size] = NO_SLOT if buffer is self._slots else 0
-            buffer.upload(size)
-        self._block_table.upload(num_seqs)
-        return self.graphs.replay(size)
-
-    def _fill_decode(self, chunks: list[ScheduledChunk]) -> None:
-        """As `_fill`, in half the time, for chunks of one token."""
-        num_seqs, block_size = len(chunks), self.blocks.block_size
-        requests = [chunk.request for chunk in chunks]
-        starts = [request.num_computed for request in requests]
-        rows = np.array([request.row for request in requests])
-        tokens = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
-        self._token_ids.host[:num_seqs] = tokens
-        positions = self._positions.host[:num_seqs]
-        positions[:] = starts
-        np.add(positions, 1, out=self._seq_lens.host[:num_seqs], casting="unsafe")
-        width = max(starts) // block_size + 1
-        np.take(self.blocks.tables[:, :width], rows, axis=0, out=self._block_table.host[:num_seqs, :width])
-        columns, offsets = np.divmod(positions, block_size)
-        slots = self._slots.host[:num_seqs]
-        slots[:] = self.blocks.tables[rows, columns]
-        slots *= block_size
-        slots += offsets
-        for i, chunk in enumerate(chunks):
-            if chunk.num_stored > starts[i]:
-                slots[i] = NO_SLOT
-
-    def _run(self, chunks: list[ScheduledChunk], num_tokens: int) -> torch.Tensor:
-        width = self._fill(chunks, num_tokens)
-        num_seqs = len(chunks)
-        for buffer in (self._token_ids, self._positions, self._slots):
-            buffer.upload(num_tokens)
-        for buffer, size in (
-            (self._seq_lens, num_seqs),
-            (self._cu_seqlens, num_seqs + 1),
-            (self._block_table, num_seqs),
-        ):
-            buffer.upload(size)
-        batch = BatchMetadata(
+    def _batch(self, num_tokens: int, num_seqs: int, width: int, cu_seqlens, max_q: int, max_k: int) -> BatchMetadata:
+        return BatchMetadata(
             positions=self._positions.device[:num_tokens],
             slot_mapping=self._slots.device[:num_tokens],
             block_table=self._block_table.device[:num_seqs, :width],
             seq_lens=self._seq_lens.device[:num_seqs],
-            cu_seqlens_q=self._cu_seqlens.device[: num_seqs + 1],
-            max_seqlen_q=max(chunk.num_tokens for chunk in chunks),
-            max_seqlen_k=int(self._seq_lens.host[:num_seqs].max()),
+            cu_seqlens_q=cu_seqlens,
+            max_seqlen_q=max_q,
+            max_seqlen_k=max_k,
         )
-        self.attention.begin(batch)
+
+    @torch.inference_mode()
+    def step(self, requests: list[Request]) -> list[tuple[Request, int | None]]:
+        """Runs what is scheduled. A token (None: the logits were unusable) for each request that samples, and for each
+        of its children."""
+        num_tokens = sum([request.num_scheduled for request in requests])
+        hidden = self._run(requests, num_tokens)
+        rows: list[int] = []
+        drawing: list[Request] = []
+        end = 0
+        for request in requests:
+            end += request.num_scheduled
+            if request.params.prompt_logprobs is not None:
+                self._report_prompt(request, hidden[end - request.num_scheduled : end])
+            if request.samples:
+                rows.append(end - 1)
+                drawing.append(request)
+                if request.children:
+                    rows += [end - 1] * len(request.children)
+                    drawing += request.children
+        if not drawing:
+            return []
+        is_each_row_once = rows == list(range(num_tokens))
+        hidden = hidden[:num_tokens] if is_each_row_once else hidden[torch.tensor(rows, device=self.device)]
+        return list(zip(drawing, sample(self.model.logits(hidden), drawing), strict=True))
+
+    def _run(self, requests: list[Request], num_tokens: int) -> torch.Tensor:
+        num_seqs = len(requests)
+        is_decode = num_tokens == num_seqs
+        longest = self._fill(requests, num_tokens, is_decode)
+        if self.graphs is not None and is_decode:
+            size = self.graphs.size_for(num_seqs)
+            self._pad(num_seqs, size)
+            self._upload(size, size)
+            return self.graphs.replay(size)
+        self._upload(num_tokens, num_seqs)
+        cu_seqlens = None if is_decode else self._cu_seqlens.device[: num_seqs + 1]
+        max_q, width = max(request.num_scheduled for request in requests), self.blocks.blocks_for(longest)
+        self.attention.begin(self._batch(num_tokens, num_seqs, width, cu_seqlens, max_q, longest))
         return self.model(self._token_ids.device[:num_tokens], self.attention)
 
-    def _fill(self, chunks: list[ScheduledChunk], num_tokens: int) -> int:
-        """Fills the host side of the buffers; the columns of the block table that are in use."""
-        num_seqs, block_size = len(chunks), self.blocks.block_size
-        counts = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32)
-        starts = np.array([chunk.request.num_computed for chunk in chunks], dtype=np.int32)
-        rows = np.array([chunk.request.row for chunk in chunks])
-        ends = self._cu_seqlens.host[1 : num_seqs + 1]
-        np.cumsum(counts, out=ends)
-        ids: list[int] = []
-        for chunk in chunks:
-            start = chunk.request.num_computed
-            ids += chunk.request.tokens[start : start + chunk.num_tokens]
+    def _fill(self, requests: list[Request], num_tokens: int, is_decode: bool) -> int:
+        """Fills the host side of the buffers; the length of the longest sequence."""
+        if self._uploaded is not None:  # a step that draws nothing does not wait for its own upload
+            self._uploaded.synchronize()
+        num_seqs, block_size, tables = len(requests), self.blocks.block_size, self.blocks.tables
+        starts = [request.num_computed for request in requests]
+        rows = np.array([request.row for request in requests])
+        positions, seq_lens = self._positions.host[:num_tokens], self._seq_lens.host[:num_seqs]
+        if is_decode:
+            ids = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+            positions[:] = starts
+            np.add(positions, 1, out=seq_lens, casting="unsafe")
+            row_of_token = rows
+        else:
+            ids = []
+            for request, start in zip(requests, starts, strict=True):
+                ids += request.tokens[start : start + request.num_scheduled]
+            counts = np.array([request.num_scheduled for request in requests])
+            ends = self._cu_seqlens.host[1 : num_seqs + 1]
+            ends[:] = np.cumsum(counts)
+            seq_lens[:] = starts + counts
+            np.add(np.arange(num_tokens), np.repeat(seq_lens - ends, counts), out=positions)
+            row_of_token = np.repeat(rows, counts)
         self._token_ids.host[:num_tokens] = ids
 
-        seq_lens = self._seq_lens.host[:num_seqs]
-        np.add(starts, counts, out=seq_lens)
-        positions = self._positions.host[:num_tokens]
-        positions[:] = np.arange(num_tokens) + np.repeat(seq_lens - ends, counts)
-
-        width = self.blocks.blocks_for(int(seq_lens.max()))
-        np.take(self.blocks.tables[:, :width], rows, axis=0, out=self._block_table.host[:num_seqs, :width])
-        pages = self.blocks.tables[np.repeat(rows, counts), positions // block_size]
+        longest = int(seq_lens.max())
+        width = self.blocks.blocks_for(longest)
+        self._block_table.host[:num_seqs, :width] = tables[rows, :width]
+        columns, offsets = np.divmod(positions, block_size)
         slots = self._slots.host[:num_tokens]
-        slots[:] = pages.astype(np.int64) * block_size + positions % block_size
-        for chunk, start, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True):
-            if chunk.num_stored > start:  # found in the prefix cache, shared with others: only its logits are wanted
-                first = end - chunk.num_tokens
-                slots[first : first + chunk.num_stored - start] = NO_SLOT
-        return width
+        np.multiply(tables[row_of_token, columns], block_size, out=slots, dtype=np.int64)
+        slots += offsets
+        for i, request in enumerate(requests):  # found in the prefix cache, shared with others: only logits are wanted
+            if request.num_stored > starts[i]:
+                first = i if is_decode else ends[i] - request.num_scheduled
+                slots[first : first + request.num_stored - starts[i]] = NO_SLOT
+        return longest
 
-    def _report_prompt(self, chunk: ScheduledChunk, hidden: torch.Tensor) -> None:
-        """Adds the log probabilities of the prompt's tokens that follow the chunk's."""
-        request = chunk.request
+    def _pad(self, start: int, end: int) -> None:
+        for buffer in (self._token_ids, self._positions, self._seq_lens):
+            buffer.host[start:end] = 0
+        self._slots.host[start:end] = NO_SLOT
+
+    def _upload(self, num_tokens: int, num_seqs: int) -> None:
+        for buffer in (self._token_ids, self._positions, self._slots):
+            buffer.upload(num_tokens)
+        for buffer in (self._seq_lens, self._block_table):
+            buffer.upload(num_seqs)
+        self._cu_seqlens.upload(num_seqs + 1)
+        if self._uploaded is not None:
+            self._uploaded.record()
+
+    def _report_prompt(self, request: Request, hidden: torch.Tensor) -> None:
+        """Adds the log probabilities of the prompt's tokens that follow those computed."""
         found, prompt, start = request.output.prompt_logprobs, request.prompt_token_ids, request.num_computed
-        first = len(found) - 1 - start  # where an earlier run of a preempted request got to
-        for begin in range(max(0, first), min(len(hidden), len(prompt) - 1 - start), LOGPROB_ROWS):
-            rows = hidden[begin : begin + min(LOGPROB_ROWS, len(prompt) - 1 - start - begin)]
+        end = min(len(hidden), len(prompt) - 1 - start)
+        first = max(0, len(found) - 1 - start)  # where an earlier run of a preempted request got to
+        for begin in range(first, end, LOGPROB_ROWS):
+            rows = hidden[begin : min(begin + LOGPROB_ROWS, end)]
             logprobs = self.model.logits(rows).float().log_softmax(dim=-1)
             tokens = prompt[start + begin + 1 : start + begin + 1 + len(rows)]
             own = logprobs.gather(1, torch.tensor(tokens, device=self.device).unsqueeze(1)).squeeze(1).tolist()
@@ -206,7 +189,5 @@ class _Buffer:
         self._source = on_host if device.type != "cpu" else None
 
     def upload(self, count: int) -> None:
-        """Brings the first `count` rows to the device. The host side may be filled again once the step's tokens are
-        known: by then the copy has run."""
         if self._source is not None:
             self.device[:count].copy_(self._source[:count], non_blocking=True)

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine_min.request import Request, SamplingParams
+from engine_min.request import Request
 
 NUM_CANDIDATES = (512, 8192)  # sorted of each filtered row; where they are not enough, the next; at last the row
 _CHUNK = 128
+_BEST_CHUNK = 1024
 _MASK = (1 << 64) - 1
 
 
@@ -62,15 +63,20 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest of each row and the first place where it is, NaN counting as larger than all.
 
-    By chunks: on the CPU a maximum with its place takes twenty times as long as one without.
+    By chunks: on the CPU a maximum with its place takes twenty times as long as one without, which runs at the speed of
+    memory if the chunks are large.
     """
     rows, vocab = logits.shape
-    if vocab % _CHUNK or logits.device.type != "cpu":
+    if vocab <= _BEST_CHUNK or logits.device.type != "cpu":
         return logits.max(dim=-1)
-    chunks = logits.unflatten(1, (-1, _CHUNK))
-    best, chunk = chunks.amax(dim=-1).max(dim=-1)
-    place = chunks[torch.arange(rows), chunk].max(dim=-1).indices
-    return best, chunk * _CHUNK + place
+    whole = vocab - vocab % _BEST_CHUNK
+    maxima = logits[:, :whole].unflatten(1, (-1, _BEST_CHUNK)).amax(dim=-1)
+    if whole < vocab:
+        maxima = torch.cat((maxima, logits[:, whole:].amax(dim=-1, keepdim=True)), dim=1)
+    best, chunk = maxima.max(dim=-1)
+    start = (chunk * _BEST_CHUNK).clamp_(max=vocab - _BEST_CHUNK)  # where the last one overlaps, all before is smaller
+    window = logits.gather(1, start.unsqueeze(1) + torch.arange(_BEST_CHUNK))
+    return best, start + window.max(dim=-1).indices
 
 
 def _report(logprobs: torch.Tensor, requests: list[Request], tokens: list[int | None]) -> None:
@@ -141,85 +147,53 @@ def _occurrences(rows: list[int], token_lists: list[list[int]], vocab: int) -> t
     return np.unique(np.concatenate(parts), return_counts=True)
 
 
-def _column(values: list, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
-
-
 # ---- Drawing.
 
 
 def _draw(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    params, device = [request.params for request in requests], logits.device
+    params, device, vocab = [request.params for request in requests], logits.device, logits.size(1)
+
+    def column(values: list, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
+
     # The maximum goes to zero before the division, so that no temperature, however small, overflows.
     scaled = logits - logits.amax(dim=-1, keepdim=True)
-    probs = scaled.div_(_column([p.temperature for p in params], device)).softmax(dim=-1)
-    points = _column([uniform(r.seed, len(r.tokens)) for r in requests], device, torch.float64)
+    probs = scaled.div_(column([p.temperature for p in params])).softmax(dim=-1)
+    points = column([uniform(r.seed, len(r.tokens)) for r in requests], torch.float64)
+    top_k = column([p.top_k if 0 < p.top_k < vocab else vocab for p in params], torch.int64)
+    top_p, min_p = column([p.top_p for p in params], torch.float64), column([p.min_p for p in params])
+    is_filtered = ((top_k < vocab) | (top_p < 1) | (min_p > 0)).squeeze(1)
     tokens = torch.empty(len(requests), dtype=torch.int64, device=device)
-    is_filtered = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params]
-    free = [i for i, filtered in enumerate(is_filtered) if not filtered]
-    if free:
-        tokens[free] = _invert(probs[free], points[free])
-    filtered = [i for i, filtered in enumerate(is_filtered) if filtered]
-    if filtered:
-        filters = _Filters([params[i] for i in filtered], probs.size(1), device)
-        tokens[filtered] = _draw_filtered(probs[filtered], points[filtered], filters)
+    tokens[~is_filtered] = _invert(probs[~is_filtered], points[~is_filtered])
+    rows = is_filtered.nonzero().squeeze(1)
+    # How many candidates a row needs depends on the row alone, and so does what it draws.
+    for count in (*(count for count in NUM_CANDIDATES if count < vocab), vocab):
+        if not rows.numel():
+            break
+        found = probs[rows].topk(count) if count < vocab else probs[rows].sort(descending=True, stable=True)
+        kept, is_done = _filter(found.values, vocab, top_k[rows], top_p[rows], min_p[rows])
+        places = _invert(kept[is_done], points[rows[is_done]])
+        tokens[rows[is_done]] = found.indices[is_done].gather(1, places.unsqueeze(1)).squeeze(1)
+        rows = rows[~is_done]
     return tokens.tolist()
 
 
-class _Filters:
-    """top-k, top-p and min-p of some rows, a column each."""
+def _filter(ordered: torch.Tensor, vocab: int, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor):
+    """Zeroes what the filters drop from the likeliest tokens of each row, in descending order; the first always stays.
+    And whether these surely are all that a row keeps.
 
-    def __init__(self, params: list[SamplingParams], vocab: int, device: torch.device):
-        self.vocab = vocab
-        self.top_k = _column([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device, torch.int64)
-        self.top_p = _column([p.top_p for p in params], device, torch.float64)
-        self.min_p = _column([p.min_p for p in params], device)
-
-    def covered_by(self, ordered: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Rows whose likeliest tokens, `ordered`, surely hold all that is kept."""
-        top_k, top_p = self.top_k[rows], self.top_p[rows]
-        enough = (ordered.sum(-1, keepdim=True, dtype=torch.float64) >= top_p) & (top_p < 1)
-        enough |= ordered[:, -1:] < self.min_p[rows] * ordered[:, :1]
-        return torch.where(top_k == self.vocab, enough, top_k <= ordered.size(1)).squeeze(1)
-
-    def apply(self, ordered: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Zeroes what the filters drop from descending rows; the first entry always stays.
-
-        top-p works on what top-k has left: the smallest set of the likeliest tokens whose sum reaches the share.
-        """
-        top_k, top_p = self.top_k[rows], self.top_p[rows]
-        ordered = ordered * (torch.arange(ordered.size(1), device=ordered.device) < top_k)
-        sums = ordered.cumsum(-1, dtype=torch.float64)
-        total = torch.where(top_k < self.vocab, sums[:, -1:], 1.0)
-        keep = (sums - ordered < top_p * total) | (top_p >= 1)
-        keep &= ordered >= self.min_p[rows] * ordered[:, :1]
-        keep[:, 0] = True
-        return ordered * keep
-
-
-def _draw_filtered(probs: torch.Tensor, points: torch.Tensor, filters: _Filters) -> torch.Tensor:
-    """How many candidates a row needs depends on the row alone, and so does what it draws."""
-    tokens = torch.empty(probs.size(0), dtype=torch.int64, device=probs.device)
-    rows = torch.arange(probs.size(0), device=probs.device)
-    for count in NUM_CANDIDATES:
-        if count >= filters.vocab:
-            break
-        ordered, ids = probs[rows].topk(count, dim=-1)
-        covered = filters.covered_by(ordered, rows)
-        done = rows[covered]
-        if done.numel():
-            tokens[done] = _pick(ordered[covered], ids[covered], points[done], filters, done)
-        rows = rows[~covered]
-        if not rows.numel():
-            return tokens
-    ordered, ids = probs[rows].sort(descending=True, stable=True)
-    tokens[rows] = _pick(ordered, ids, points[rows], filters, rows)
-    return tokens
-
-
-def _pick(ordered: torch.Tensor, ids: torch.Tensor, points: torch.Tensor, filters: _Filters, rows: torch.Tensor):
-    places = _invert(filters.apply(ordered, rows), points)
-    return ids.gather(1, places.unsqueeze(1)).squeeze(1)
+    top-p works on what top-k has left: the smallest set of the likeliest tokens whose sum reaches the share.
+    """
+    count = ordered.size(1)
+    ordered = ordered * (torch.arange(count, device=ordered.device) < top_k)
+    sums = ordered.cumsum(-1, dtype=torch.float64)
+    total = torch.where(top_k < vocab, sums[:, -1:], 1.0)
+    keep = (sums - ordered < top_p * total) | (top_p >= 1)
+    least = min_p * ordered[:, :1]
+    keep &= ordered >= least
+    keep[:, 0] = True
+    is_done = (top_k == vocab) & (((sums[:, -1:] >= top_p) & (top_p < 1)) | (ordered[:, -1:] < least))
+    return ordered * keep, (is_done | (top_k <= count)).squeeze(1)
 
 
 def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
@@ -227,7 +201,7 @@ def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
     First among sums of chunks, then within a chunk: running sums over a whole vocabulary take several times as long.
     """
-    chunks = F.pad(weights, (0, -weights.size(1) % _CHUNK)).view(weights.size(0), -1, _CHUNK)
+    chunks = F.pad(weights, (0, -weights.size(1) % _CHUNK)).unflatten(1, (-1, _CHUNK))
     sums = chunks.sum(-1).double().cumsum(-1)
     target = _below(points * sums[:, -1:], sums[:, -1:])
     chunk = torch.searchsorted(sums, target, right=True)

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
+from operator import attrgetter
 
 from engine_min.block_manager import BlockManager
-from engine_min.prefix_cache import Entry
 from engine_min.request import Request
 
-
-class ScheduledChunk:
-    """Tokens num_computed .. num_computed + num_tokens - 1 of a request."""
-
-    __slots__ = ("request", "num_tokens", "num_stored", "samples", "children")
-
-    def __init__(self, request: Request, num_tokens: int, num_stored: int = 0):
-        self.request = request
-        self.num_tokens = num_tokens
-        self.num_stored = num_stored  # positions before this one are in the cache already and are not written again
-        # The last pending token is in the chunk, so that its logits give the next one: to it, and to those that fork.
-        self.samples = num_tokens == len(request.tokens) - request.num_computed
-        self.children: list[Request] = []
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
+_order = attrgetter("order")
 
 
 class Scheduler:
@@ -47,44 +31,47 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_order)
 
-    def schedule(self) -> list[ScheduledChunk]:
-        """Decodes first, then unfinished prefills, then new requests, until the token budget or the blocks run out."""
-        num_preemptions = self.num_preemptions
-        budget = self.max_num_batched_tokens
-        chunks: list[ScheduledChunk] = []
+    def schedule(self) -> list[Request]:
+        """Who runs, each with its `num_scheduled`: decodes first, then unfinished prefills, then new requests, until
+        the token budget or the blocks run out."""
+        num_preemptions, room = self.num_preemptions, self.blocks.room
+        batch: list[Request] = []
         prefills: list[Request] = []
         for request in self.running[:]:
-            if request.row is None:  # preempted a moment ago, for one before it
+            row, computed = request.row, request.num_computed
+            if row is None:  # preempted a moment ago, for one before it
                 continue
-            if len(request.tokens) - request.num_computed > 1:
+            if len(request.tokens) - computed > 1:
                 prefills.append(request)
-            elif self._make_room(request, request.num_computed + 1):
-                chunks.append(ScheduledChunk(request, 1))
-                budget -= 1
+            elif computed < room[row] or self._make_room(request, computed + 1):
+                request.num_scheduled, request.samples = 1, True
+                batch.append(request)
+        budget = self.max_num_batched_tokens - len(batch)
         for request in prefills:
             if budget and request.row is not None:
                 num_tokens = min(request.num_pending, budget)
                 if self._make_room(request, request.num_computed + num_tokens):
-                    chunks.append(ScheduledChunk(request, num_tokens))
-                    budget -= num_tokens
+                    budget -= self._take(request, num_tokens, batch)
         if self.num_preemptions > num_preemptions:  # whoever had to go runs neither now nor again in the same step
-            chunks = [chunk for chunk in chunks if chunk.request.row is not None]
+            batch = [request for request in batch if request.row is not None]
         else:
-            self._admit(chunks, budget)
+            self._admit(batch, budget)
         self.blocks.flush_copies()
-        return chunks
+        return batch
+
+    def _take(self, request: Request, num_tokens: int, batch: list[Request]) -> int:
+        request.num_scheduled = num_tokens
+        request.samples = num_tokens == request.num_pending
+        batch.append(request)
+        return num_tokens
 
     def _make_room(self, request: Request, end: int) -> bool:
         """Grows the request to `end` tokens, preempting from the latest on; False if it had to go itself."""
-        row = request.row
-        if self.blocks.has_room(row, end):
-            return True
-        while not self.blocks.can_grow(row, request.num_computed, end):
+        while not self.blocks.grow(request.row, request.num_computed, end):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        self.blocks.grow(row, request.num_computed, end)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -98,12 +85,14 @@ class Scheduler:
         self.add(request)
         self.num_preemptions += 1
 
-    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
+    def _admit(self, batch: list[Request], budget: int) -> None:
         blocks = self.blocks
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             num_tokens = len(request.tokens)
-            found = self._find_prefix(request)
+            # Who wants log probabilities of the prompt wants every position computed.
+            may_find = blocks.prefix_caching and request.params.prompt_logprobs is None
+            found = blocks.pin(request.tokens, request.salt) if may_find else []
             num_stored = len(found) * blocks.block_size
             # The last token is computed even if it is stored, since its logits are wanted.
             num_computed = max(min(num_stored, num_tokens - 1), request.num_computed)
@@ -112,33 +101,20 @@ class Scheduler:
             if needed > blocks.num_free or (not self.chunked and num_tokens - num_computed > budget):
                 blocks.unpin(found)
                 return
-            self._start(request, found)
+            self.waiting.pop(0)
+            request.row = blocks.open_row(found)
+            insort(self.running, request, key=_order)
+            if request.host_blocks is not None:
+                blocks.swap_in(request.row, request.host_blocks)
+                request.host_blocks = None
             if not request.was_preempted:
                 request.output.num_cached_tokens = num_computed
                 self.prompt_tokens += num_tokens
                 self.cached_tokens += num_computed
-            request.num_computed = num_computed
-            chunk = ScheduledChunk(request, min(num_tokens - num_computed, budget), num_stored)
-            blocks.grow(request.row, max(num_computed, num_stored), num_computed + chunk.num_tokens)
-            chunks.append(chunk)
-            budget -= chunk.num_tokens
-
-    def _find_prefix(self, request: Request) -> list[Entry]:
-        blocks = self.blocks
-        if (
-            not blocks.prefix_caching or request.params.prompt_logprobs is not None
-        ):  # those want every position computed
-            return []
-        blocks.prefix.extend(request.digests, request.tokens, len(request.tokens) // blocks.block_size, request.salt)
-        return blocks.pin(request.digests, request.tokens, request.salt)
-
-    def _start(self, request: Request, found: list[Entry]) -> None:
-        self.waiting.pop(0)
-        request.row = self.blocks.open_row(found)
-        insort(self.running, request, key=_order)
-        if request.host_blocks is not None:
-            self.blocks.swap_in(request.row, request.host_blocks)
-            request.host_blocks = None
+            request.num_computed, request.num_stored = num_computed, num_stored
+            taken = self._take(request, min(num_tokens - num_computed, budget), batch)
+            blocks.grow(request.row, max(num_computed, num_stored), num_computed + taken)
+            budget -= taken
 
     def fork(self, request: Request, child: Request) -> None:
         """Lets a child that has the request's tokens run beside it; without a free row it waits and is recomputed."""

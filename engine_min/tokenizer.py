@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import copy
 import json
 from datetime import datetime
 from functools import cached_property
@@ -26,6 +24,7 @@ def _byte_of() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of()
+_SPACE = "\u2581"  # SentencePiece's
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4  # tokenizer.ggml.token_type
 
 
@@ -38,7 +37,6 @@ class Tokenizer:
         self.chat_template = chat_template
         self._bos_ids = [backend.token_to_id(bos)] if prepend_bos else []
         self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        self._is_byte_level = b"ByteLevel" in backend.decoder.__getstate__() if backend.decoder else False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most; a text that begins
@@ -48,19 +46,30 @@ class Tokenizer:
         twice = self.bos_token is not None and ids[:2] == [self.backend.token_to_id(self.bos_token)] * 2
         return ids[1:] if add_special_tokens and twice else ids
 
-    def stream_decoder(self) -> StreamDecoder | ByteDecoder:
-        """For the tokens of one sequence as they come."""
-        return ByteDecoder(self) if isinstance(self.backend.decoder, decoders.ByteLevel) else StreamDecoder(self)
+    @cached_property
+    def pieces(self) -> dict[int, str | bytes]:
+        """What each token but the special ones adds to a text; bytes where they are no whole characters."""
+        is_byte_level = b"ByteLevel" in self.backend.decoder.__getstate__() if self.backend.decoder else False
+        pieces: dict[int, str | bytes] = {}
+        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+            if len(token) == 6 and token.startswith("<0x"):  # byte fallback of SentencePiece
+                piece = bytes([int(token[3:5], 16)])
+            elif is_byte_level:
+                piece = bytes(map(_BYTE_OF.get, token)) if _BYTE_OF.keys() >= set(token) else token.encode()
+            else:
+                piece = token.replace(_SPACE, " ").encode()
+            try:
+                pieces[i] = piece.decode()
+            except UnicodeDecodeError:
+                pieces[i] = piece
+        return {i: piece for i, piece in pieces.items() if i not in self._special_ids}
 
     @cached_property
-    def text_bytes(self) -> dict[int, bytes]:
-        """What tokens of a byte-level tokenizer add to the text; special ones and unknown ids, nothing."""
-        vocab = self.backend.get_vocab(with_added_tokens=True)
-        return {
-            i: bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
-            for token, i in vocab.items()
-            if i not in self._special_ids
-        }
+    def drops_first_space(self) -> bool:
+        """Of a text, as SentencePiece does, whose words begin with one."""
+        words = (i for i, piece in self.pieces.items() if isinstance(piece, str) and piece.startswith(" "))
+        word = next(words, None)
+        return word is not None and len(self.decode([word])) < len(self.pieces[word])
 
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)
@@ -69,17 +78,11 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, also where that is only a part of a character."""
-        token = self.backend.id_to_token(token_id)
-        if token is None:
-            return b""
+        """The token by itself, also where that is only a part of a character."""
         if token_id in self._special_ids:
-            return token.encode()
-        if len(token) == 6 and token.startswith("<0x"):  # byte fallback of SentencePiece
-            return bytes([int(token[3:5], 16)])
-        if self._is_byte_level and all(char in _BYTE_OF for char in token):
-            return bytes(_BYTE_OF[char] for char in token)
-        return token.replace("\u2581", " ").encode()
+            return self.backend.id_to_token(token_id).encode()
+        piece = self.pieces.get(token_id, b"")
+        return piece.encode() if isinstance(piece, str) else piece
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation. The template writes every special token itself, so none is added."""
@@ -163,72 +166,3 @@ def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
         words = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated")
         return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     raise ValueError(f"GGUF pre-tokenizer {split!r} is not supported, expected default, gpt-2, smollm or llama-bpe")
-
-
-_UNKNOWN = "\ufffd"
-_MOST_HELD = (
-    3  # bytes of a character that is not complete; a decoder shows each as one unknown character, or all as one
-)
-_WINDOW = 32  # tokens that may be waiting before the oldest are let go
-
-
-class ByteDecoder:
-    """As StreamDecoder, where a token is a run of bytes whatever comes before it: no decoding again, 1 us a token."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._text_bytes = tokenizer.text_bytes
-        self._held = b""
-
-    def fork(self) -> ByteDecoder:
-        return copy.copy(self)
-
-    def push(self, token_id: int) -> str:
-        data = self._held + self._text_bytes.get(token_id, b"")
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
-        return text
-
-    def flush(self) -> str:
-        held, self._held = self._held, b""
-        return held.decode("utf-8", "replace")
-
-
-class StreamDecoder:
-    """Text of one sequence, token by token. A character whose bytes have not all arrived is held back."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._decode = tokenizer.decode
-        self._window: list[int] = []  # the tokens last given out, for their spacing, then those held back
-        self._num_given = 0
-        self._given_text = ""
-
-    def fork(self) -> StreamDecoder:
-        other = copy.copy(self)
-        other._window = list(self._window)
-        return other
-
-    def push(self, token_id: int) -> str:
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        ready = _without_partial_character(text)
-        if len(ready) <= len(self._given_text) and len(self._window) < _WINDOW:
-            return ""
-        new_text = ready[len(self._given_text) :]
-        if ready == text:
-            self._window = self._window[self._num_given :]
-            self._num_given = len(self._window)
-        elif len(self._window) >= _WINDOW:  # nothing but bytes that are no text
-            self._window = self._window[-_WINDOW // 2 :]
-        self._given_text = _without_partial_character(self._decode(self._window))
-        return new_text
-
-    def flush(self) -> str:
-        """What is still held back when the sequence ends."""
-        return self._decode(self._window)[len(self._given_text) :]
-
-
-def _without_partial_character(text: str) -> str:
-    end = len(text)
-    while end and len(text) - end < _MOST_HELD and text[end - 1] == _UNKNOWN:
-        end -= 1
-    return text[:end]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from checkpoints import write_checkpoint
 
+from bench.export_hf import export
 from engine_min import LLM
 from engine_min.demo import demo_model
-from engine_min.export import export
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,9 @@ class LogitsTap:
         llm.runner.step = self.step
         llm.runner.model.logits = self.logits
 
-    def step(self, chunks):
-        self._sampling = [r for chunk in chunks if chunk.samples for r in (chunk.request, *chunk.children)]
-        return self._step(chunks)
+    def step(self, batch):
+        self._sampling = [r for request in batch if request.samples for r in (request, *request.children)]
+        return self._step(batch)
 
     def logits(self, hidden):
         logits = self._logits(hidden)

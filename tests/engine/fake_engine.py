@@ -7,10 +7,18 @@ import random
 from engine_min import SamplingParams
 from engine_min.block_manager import BlockManager
 from engine_min.core import EngineCore
+from engine_min.prefix_cache import Key
 from engine_min.request import CompletionOutput, Request, RequestOutput
 from engine_min.scheduler import Scheduler
 
 VOCAB = 50
+
+
+class KeyOfOneHash(Key):
+    """For the prefix cache: a hash that says nothing."""
+
+    def __hash__(self):
+        return 0
 
 
 def next_token(history, seed):
@@ -28,9 +36,6 @@ def history_of(tokens):
 class FakeText:
     def __init__(self, request_params, length=0):
         self.params, self.length = request_params, length
-
-    def fork(self):
-        return FakeText(self.params, self.length)
 
     def push(self, token):
         self.length += 1
@@ -67,39 +72,37 @@ class FakeRunner:
         self.blocks, self.cache = blocks, cache
         self.fail = lambda request: None
 
-    def step(self, chunks):
+    def step(self, batch):
         written = {}
-        for chunk in chunks:
-            request, size = chunk.request, self.blocks.block_size
-            table = self.blocks.tables[request.row]
-            start, end = request.num_computed, request.num_computed + chunk.num_tokens
-            assert end <= self.blocks.num_held[request.row] * size, "a chunk without blocks"
+        for request in batch:
+            size, table = self.blocks.block_size, self.blocks.tables[request.row]
+            start, end = request.num_computed, request.num_computed + request.num_scheduled
+            assert end <= self.blocks.num_held[request.row] * size, "tokens without blocks"
             history = self._read(table, start - 1) if start else 0
             for position in range(start, end):
                 history = hash((history, request.tokens[position]))
                 block, offset = int(table[position // size]), position % size
-                if position >= chunk.num_stored:
+                if position >= request.num_stored:
                     assert self.blocks.ref_counts[block] == 1, "a write to a shared block"
-                    assert block not in self.blocks.prefix.digest_of, "a write to a known block"
+                    assert block not in self.blocks.prefix.key_of, "a write to a known block"
                     assert (block, offset) not in written, "two writers of one slot"
                     written[block, offset] = request
                     self.cache.blocks[block][offset] = history
-        tokens = []
-        for chunk in chunks:
-            request = chunk.request
-            end = request.num_computed + chunk.num_tokens
+        drawn = []
+        for request in batch:
+            end = request.num_computed + request.num_scheduled
             # Everything that attention would read is what this request wrote, or one with the same tokens before it.
             history = 0
             for position in range(end):
                 history = hash((history, request.tokens[position]))
                 assert self._read(self.blocks.tables[request.row], position) == history, "foreign keys and values"
-            if chunk.samples:
-                for one in (request, *chunk.children):
+            if request.samples:
+                for one in (request, *request.children):
                     failure = self.fail(one)
                     if isinstance(failure, Exception):
                         raise failure
-                    tokens.append(None if failure else next_token(history, one.seed))
-        return tokens
+                    drawn.append((one, None if failure else next_token(history, one.seed)))
+        return drawn
 
     def _read(self, table, position):
         return self.cache.blocks[table[position // self.blocks.block_size]][position % self.blocks.block_size]
@@ -120,8 +123,8 @@ class FakeEngine(EngineCore):
         params = SamplingParams(**params)
         output = RequestOutput(name, list(tokens), [CompletionOutput() for _ in range(params.n)])
         request = Request(
-            name, list(tokens), params, seed, frozenset(), output, list(tokens), text=FakeText(params), salt=salt,
-            arrival=next(self.numbers), num_unforked=params.n - 1,
+            name, list(tokens), params, seed, frozenset(), output, list(tokens), output.outputs[0],
+            text=FakeText(params), salt=salt, arrival=next(self.numbers), num_unforked=params.n - 1,
         )  # fmt: skip
         self.outputs[name] = output
         self.add(request)

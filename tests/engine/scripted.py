@@ -7,10 +7,10 @@ def script_logits(llm, row):
     """Replaces the model's logits: row(number of tokens before the one to draw, request) -> logits."""
     runner_step = llm.runner.step
 
-    def step(chunks):
-        requests = [request for chunk in chunks if chunk.samples for request in (chunk.request, *chunk.children)]
+    def step(batch):
+        requests = [one for request in batch if request.samples for one in (request, *request.children)]
         llm.runner.model.logits = lambda hidden: torch.stack([row(len(r.tokens), r) for r in requests])
-        return runner_step(chunks)
+        return runner_step(batch)
 
     llm.runner.step = step
 

@@ -1,10 +1,10 @@
 """Sharing of blocks, the prefix cache and host memory, one situation at a time."""
 
 import pytest
-from fake_engine import FakeCache, FakeEngine
+from fake_engine import FakeCache, FakeEngine, KeyOfOneHash
 
 from engine_min.block_manager import BlockManager
-from engine_min.prefix_cache import PrefixCache, block_digest, root_digest
+from engine_min.prefix_cache import PrefixCache
 
 
 def last_blocks(engine, name="a"):
@@ -162,18 +162,11 @@ def test_prompts_found_again(length, cached):
     engine.run()
     used = engine.blocks.peak_used
     second = engine.request("b", prompt, max_tokens=1)
-    (chunk,) = engine.scheduler.schedule()
-    assert second.num_cached_tokens == cached and chunk.num_tokens == length - cached
+    (found,) = engine.scheduler.schedule()
+    assert second.num_cached_tokens == cached and found.num_scheduled == length - cached
     assert engine.blocks.num_used == used  # not a block more
-    engine.scheduler.remove(chunk.request)
+    engine.scheduler.remove(found)
     engine.check()
-
-
-def test_the_digest_of_a_block_covers_its_own_tokens_and_those_before():
-    digest = block_digest(root_digest(None), [1, 2])
-    assert digest == block_digest(b"", [1, 2]) != block_digest(root_digest("salt"), [1, 2])
-    assert block_digest(digest, [3, 4]) != block_digest(b"", [3, 4])
-    assert len({block_digest(b"", tokens) for tokens in ([1, 2], [2, 1], [1, 2, 0], [12], [513, 0])}) == 5
 
 
 def test_three_equal_prompts_in_one_step_share_nothing_half_written():
@@ -218,12 +211,13 @@ def test_the_least_recently_used_goes_first_and_prefixes_last():
 
 def test_colliding_hashes_share_nothing(monkeypatch):
     """Field case 38."""
-    monkeypatch.setattr("engine_min.prefix_cache.block_digest", lambda parent, tokens: b"same")
+    monkeypatch.setattr("engine_min.prefix_cache.Key", KeyOfOneHash)
     engine = FakeEngine(block_size=2)
+    cached = {}
     for name, prompt in (("a", [1, 2, 3, 4]), ("b", [3, 4, 1, 2]), ("c", [1, 2, 1, 2]), ("d", [1, 2, 3, 4])):
-        engine.request(name, prompt, max_tokens=1)
+        cached[name] = engine.request(name, prompt, max_tokens=1)
         engine.run()
-    assert max(output.num_cached_tokens for output in engine.outputs.values()) <= 2
+    assert {name: output.num_cached_tokens for name, output in cached.items()} == {"a": 0, "b": 0, "c": 2, "d": 3}
 
 
 def test_a_block_is_not_shared_out_of_its_place():
@@ -280,12 +274,10 @@ def test_prefix_caching_can_be_off():
         assert output.num_cached_tokens == 0 and engine.stats().blocks_cached == 0
 
 
-def test_an_entry_replaced_while_idle_frees_its_block():
+def test_the_first_of_two_blocks_with_the_same_contents_stays():
     cache = PrefixCache(2)
-    cache.insert(b"d", 0, (1, 2), None)
-    assert cache.insert(b"d", 1, (1, 2), None) == (0, -1)  # the same content: the first stays
-    assert cache.insert(b"d", 2, (3, 4), None) == (1, 0)
-    assert cache.digest_of == {2: b"d"}
+    assert [cache.insert(0, None, [1, 2]), cache.insert(1, None, [1, 2]), cache.insert(2, 0, [1, 2])] == [0, 0, 1]
+    assert [entry.block for entry in cache.find([1, 2, 1, 2, 1], None)] == [0, 2] and sorted(cache.key_of) == [0, 2]
 
 
 # ---- Swapping.

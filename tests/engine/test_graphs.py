@@ -128,7 +128,7 @@ def test_a_chunk_of_one_token_beside_a_decode(path, make_llm):
     llm = make_llm(path, max_num_batched_tokens=8, max_num_seqs=4, enable_prefix_caching=False)
     sizes = []
     step = llm.runner.step
-    llm.runner.step = lambda chunks: (sizes.append([chunk.num_tokens for chunk in chunks]), step(chunks))[1]
+    llm.runner.step = lambda batch: (sizes.append([r.num_scheduled for r in batch]), step(batch))[1]
     first, second = [1, 2, 3], [(5 * i) % 250 for i in range(5 + 7 + 1)]
     outputs = llm.generate([first, second], GREEDY)
     assert sizes[:3] == [[3, 5], [1, 7], [1, 1]]

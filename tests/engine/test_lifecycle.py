@@ -115,7 +115,7 @@ def test_without_chunks_a_prompt_runs_whole_or_not_yet():
     engine = FakeEngine(budget=16, max_model_len=16, chunked=False)
     sizes = []
     step = engine.runner.step
-    engine.runner.step = lambda chunks: (sizes.append([chunk.num_tokens for chunk in chunks]), step(chunks))[1]
+    engine.runner.step = lambda batch: (sizes.append([r.num_scheduled for r in batch]), step(batch))[1]
     for name, prompt in (("a", range(9)), ("b", range(10, 18)), ("c", range(20, 23))):
         engine.request(name, prompt, max_tokens=3)
     engine.run()
@@ -135,7 +135,7 @@ def test_refused_at_once_with_the_numbers(make_llama, make_llm):
 def test_waste_on_a_trace_of_two_hundred_requests():
     """The only empty slots are in last blocks: under 4 % with blocks of 16."""
     engine = FakeEngine(num_blocks=4000, block_size=16, max_num_seqs=64, budget=2048, max_model_len=2048)
-    engine.runner.step = lambda chunks: [i % 50 for i, chunk in enumerate(chunks) if chunk.samples]
+    engine.runner.step = lambda batch: [(r, i % 50) for i, r in enumerate(batch) if r.samples]
     for i, job in enumerate(trace_jobs(50, 200, 2048)):
         engine.request(str(i), job.prompt, max_tokens=job.num_tokens)
     while engine.has_unfinished():

@@ -69,7 +69,7 @@ def test_swapping_does_not_recompute(path, make_llm, expected):
     moved, chunks = [], []
     swap_in, step = llm.kv_cache.swap_in, llm.runner.step
     llm.kv_cache.swap_in = lambda pairs: (moved.extend(pairs), swap_in(pairs))
-    llm.runner.step = lambda batch: (chunks.extend(chunk.num_tokens for chunk in batch), step(batch))[1]
+    llm.runner.step = lambda batch: (chunks.extend(r.num_scheduled for r in batch), step(batch))[1]
     assert tokens_of(llm.generate(PROMPTS, PARAMS)) == expected
     assert tokens_of(llm.generate(PROMPTS[::-1], PARAMS[::-1])) == expected[::-1]
     prompts = sum(len(llm.tokenizer.encode(prompt)) for prompt in PROMPTS)
@@ -82,7 +82,7 @@ def test_a_prompt_that_is_cached_whole(path, make_llm, length):
     llm, prompt = make_llm(path, block_size=16), [5 + i % 250 for i in range(length)]
     params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
     first = llm.generate([prompt], params)
-    full = [int(entry.block) for entry in llm.blocks.prefix.entries.values()]
+    full = [entry.block for entry in llm.blocks.prefix.entries.values()]
     before = llm.kv_cache.storage[:, full].clone()
     again = llm.generate([prompt], params)
     assert tokens_of(again) == tokens_of(first)

@@ -25,18 +25,15 @@ def request(name, prompt_len, max_tokens=8):
 
 
 def advance(scheduler, finish=True):
-    """One step as the engine takes it: every chunk is computed, complete rows gain a token, full requests leave."""
-    chunks = scheduler.schedule()
+    """One step as the engine takes it: who samples gains a token, full requests leave."""
     names = {}
-    for chunk in chunks:
-        names[chunk.request.request_id] = chunk.num_tokens
-        samples = chunk.samples
-        chunk.request.num_computed += chunk.num_tokens
-        if samples:
-            chunk.request.tokens.append(1000 + len(chunk.request.tokens))
-            generated = len(chunk.request.tokens) - len(chunk.request.prompt_token_ids)
-            if finish and generated == chunk.request.params.max_tokens:
-                scheduler.remove(chunk.request)
+    for item in scheduler.schedule():
+        names[item.request_id] = item.num_scheduled
+        item.num_computed += item.num_scheduled
+        if item.samples:
+            item.tokens.append(1000 + len(item.tokens))
+            if finish and item.num_generated == item.params.max_tokens:
+                scheduler.remove(item)
     scheduler.check_integrity()
     return names
 

@@ -1,5 +1,6 @@
 """Text to ids and back: byte level BPE from a GGUF file, the chat template, streaming without broken characters."""
 
+import copy
 import random
 
 import pytest
@@ -7,8 +8,10 @@ from checkpoints import byte_tokenizer, token_ids_of
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
+from engine_min import SamplingParams
 from engine_min.gguf_file import GGUFFile
-from engine_min.tokenizer import ByteDecoder, StreamDecoder, Tokenizer, load_tokenizer
+from engine_min.output_text import OutputText
+from engine_min.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +62,22 @@ def test_one_beginning_token_either_way():
 # ---- Streaming (field case 50).
 
 
+class TextDecoder(OutputText):
+    """The text alone, of a choice that nothing ends."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer, SamplingParams(max_tokens=10**9), frozenset())
+
+    def push(self, token_id):
+        return super().push(token_id)[0]
+
+    def flush(self):
+        return self._bytes.decode("utf-8", "replace")
+
+
 @pytest.fixture
 def stream():
-    return StreamDecoder(Tokenizer(byte_tokenizer(), None, None, None))
+    return TextDecoder(Tokenizer(byte_tokenizer(), None, None, None))
 
 
 @pytest.mark.parametrize("text", ["a🙂世ď", "A 世", "plain", "🙂🙂", "é", "  a  b "])
@@ -84,14 +100,10 @@ def test_lone_continuation_byte_does_not_hold_the_rest_back(stream):
 
 
 @pytest.mark.parametrize("filler", ["Ģ", "ð", "</s>"])
-def test_a_thousand_tokens_that_are_no_text_stay_cheap_and_are_given_out(stream, filler):
-    """Each push decodes a bounded window, and bytes that can never become a character are not held for ever."""
-    lengths = []
-    decode = stream._decode
-    stream._decode = lambda ids: lengths.append(len(ids)) or decode(ids)
+def test_a_thousand_tokens_that_are_no_text_are_given_out(stream, filler):
+    """Bytes that can never become a character are not held for ever."""
     token = byte_tokenizer().token_to_id(filler)
     deltas = [stream.push(token) for _ in range(1000)]
-    assert max(lengths) < 100
     text = "".join(deltas) + "".join(stream.push(token) for token in token_ids_of("ď!")) + stream.flush()
     expected = "" if filler == "</s>" else "\ufffd" * 1000
     assert text == expected + "ď!"
@@ -114,7 +126,7 @@ def test_bytes_of_sentencepiece_tokens():
     )
     tokenizer = Tokenizer(backend, None, None, None)
     assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"\xe4", b" a", "ď".encode()]
-    stream = StreamDecoder(tokenizer)
+    stream = TextDecoder(tokenizer)
     assert [stream.push(token) for token in (2, 2, 1, 3)] == ["a", " a", "", "\ufffdď"]
 
 
@@ -122,31 +134,49 @@ def test_special_tokens_leave_no_text(stream):
     assert [stream.push(token) for token in [256, *token_ids_of("x"), 257, *token_ids_of("y")]] == ["", "x", "", "y"]
 
 
-def test_byte_decoder_gives_the_text_of_the_whole(smollm):
+def sentencepiece_tokenizer(strips):
+    words = ["<unk>", "\u2581a", "\u2581", "b", "\u2581\u2581", "ď", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
+    return Tokenizer(backend, None, None, None)
+
+
+@pytest.mark.parametrize("kind", ["byte level", "small", "sentencepiece", "without strip", "metaspace"])
+def test_pieces_join_to_the_text_of_the_whole(smollm, kind):
     """Whatever the ids: parts of characters, special tokens and ids that are none."""
-    for tokenizer, size in ((smollm, 49200), (Tokenizer(byte_tokenizer(), None, None, None), 290)):
-        rng = random.Random(0)
-        for length in (1, 3, 10, 200):
-            for _ in range(50):
-                token_ids = [rng.randrange(size) for _ in range(length)]
-                stream = tokenizer.stream_decoder()
-                assert isinstance(stream, ByteDecoder)
-                assert "".join(map(stream.push, token_ids)) + stream.flush() == tokenizer.decode(token_ids)
+    metaspace = Tokenizer(
+        BackendTokenizer(models.BPE(vocab={"\u2581a": 0, "b": 1, "\u2581": 2}, merges=[])), None, None, None
+    )
+    metaspace.backend.decoder = decoders.Metaspace()
+    tokenizer, size = {
+        "byte level": (smollm, 49200), "small": (Tokenizer(byte_tokenizer(), None, None, None), 290),
+        "sentencepiece": (sentencepiece_tokenizer(True), 6), "without strip": (sentencepiece_tokenizer(False), 6),
+        "metaspace": (metaspace, 3),
+    }[kind]  # fmt: skip
+    rng = random.Random(0)
+    for length in (1, 3, 10, 200):
+        for _ in range(50):
+            token_ids = [rng.randrange(size) for _ in range(length)]
+            stream = TextDecoder(tokenizer)
+            assert "".join(map(stream.push, token_ids)) + stream.flush() == tokenizer.decode(token_ids)
 
 
-def test_byte_decoder_holds_back_no_more_than_a_character():
+def test_characters_by_byte_fallback():
+    tokenizer = sentencepiece_tokenizer(True)
+    token_ids = [1, *(6 + byte for byte in "世🙂".encode()), 1]
+    stream = TextDecoder(tokenizer)
+    deltas = [stream.push(token) for token in token_ids]
+    assert deltas == ["a", "", "", "世", "", "", "", "🙂", " a"] and "".join(deltas) == tokenizer.decode(token_ids)
+
+
+def test_no_more_than_a_character_is_held_back():
     tokenizer = Tokenizer(byte_tokenizer(), None, None, None)
-    stream = tokenizer.stream_decoder()
+    stream = TextDecoder(tokenizer)
     ids = token_ids_of("a🙂b")
     assert [stream.push(token) for token in ids] == ["a", "", "", "", "🙂", "b"]
-    other = tokenizer.stream_decoder()
+    other = TextDecoder(tokenizer)
     other.push(ids[1])
-    fork = other.fork()
+    fork = copy.copy(other)
     assert "".join(map(fork.push, ids[2:])) == "🙂b" and other.flush() == "\ufffd"
-
-
-def test_only_byte_level_tokenizers_are_decoded_so():
-    vocab = {"<unk>": 0, "\u2581a": 1}
-    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    backend.decoder = decoders.Metaspace()
-    assert isinstance(Tokenizer(backend, None, None, None).stream_decoder(), StreamDecoder)

@@ -6,12 +6,13 @@ import re
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from engine_min.attention import Attention
 from engine_min.config import ModelConfig
 from engine_min.layers import Linear, rms_norm, silu_and_mul
-from engine_min.loader import Checkpoint, Progress, check_names
-from engine_min.parallel import SINGLE, TensorParallel
+from engine_min.loader import Checkpoint, check_names
+from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 from engine_min.rope import rope_inv_freq, rope_table
 
@@ -68,17 +69,16 @@ class LlamaLayer:
 class _Weights:
     """Reads a checkpoint's tensors, each checked for its shape, and makes linears of this process's part of them."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | None, progress: Progress,
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | None, progress: bool,
                  parallel: TensorParallel):  # fmt: skip
         self.parallel = parallel
         self._shapes = tensor_shapes(checkpoint.config)
-        self._checkpoint, self._dtype, self._device, self._progress = checkpoint, dtype, device, progress
-        self._done: set[str] = set()
+        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+        self.progress = tqdm(total=len(self._shapes), desc="loading", disable=not progress)
         self._keep_quantized = is_fast(dtype, device)
 
     def _checked(self, name: str, tensor):
-        self._done.add(name)
-        self._progress(len(self._done), len(self._shapes))
+        self.progress.update()
         if tuple(tensor.shape) != self._shapes[name]:
             raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self._shapes[name])}")
         return tensor
@@ -128,8 +128,8 @@ class _Weights:
 
 
 class LlamaModel:
-    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, progress: Progress,
-                 device: torch.device | None = None, parallel: TensorParallel = SINGLE):  # fmt: skip
+    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, device: torch.device | None,
+                 parallel: TensorParallel, progress: bool):  # fmt: skip
         config = self.config = checkpoint.config
         self.parallel = parallel
         # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
@@ -148,6 +148,7 @@ class LlamaModel:
         if parallel.size == 1 and QuantizedLayers.fit(self.layers):
             self.quantized_layers = QuantizedLayers(self.layers, weights.load_float)
         factors = weights.load("rope_freqs.weight") if config.rope.type == "factors" else None
+        weights.progress.close()
         inv_freq = rope_inv_freq(config.rope, factors)
         self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
 

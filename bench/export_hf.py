@@ -1,6 +1,6 @@
 """Writes a checkpoint as a Hugging Face directory, so that other engines can load the very same (dequantised) weights.
 
-python -m engine_min.export model.gguf directory --dtype float32
+python -m bench.export_hf model.gguf directory --dtype float32
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from engine_min.config import ModelConfig
-from engine_min.loader import GGUFCheckpoint, open_checkpoint
+from engine_min.loader import open_checkpoint
 from engine_min.tokenizer import load_tokenizer
 
 
@@ -24,8 +24,7 @@ def export(model: str, target: Path, dtype: torch.dtype) -> None:
     target.mkdir(parents=True, exist_ok=True)
     tensors = {name: checkpoint.tensor(name).to(dtype).contiguous() for name in checkpoint.names}
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    metadata = checkpoint.file.metadata if isinstance(checkpoint, GGUFCheckpoint) else None
-    tokenizer = load_tokenizer(model, metadata)
+    tokenizer = load_tokenizer(model, checkpoint.gguf_metadata)
     tokenizer.backend.save(str(target / "tokenizer.json"))
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",
