@@ -97,17 +97,22 @@ void register_mma(Registry& registry) {
 
 constexpr u64 kTrans = 8, kStore = 16, kGenericAddress = 32;  // Form::tag; the low bits count the matrices
 
+// The rows of `count` matrices, one a lane.
+void matrix_rows(Warp& warp, const Inst& inst, int count, Access access, u8** pointers) {
+  const u32 used = count == 4 ? kFullMask : (1u << (8 * count)) - 1;
+  u64 addresses[kLanes];
+  lane_addresses(warp, pool_of(warp, inst), used, addresses);
+  const Space space = inst.imm & kGenericAddress ? Space::kGeneric : Space::kShared;
+  warp.resolve(space, addresses, used, 16, 16, access, pointers);
+}
+
 void run_ldmatrix(Warp& warp, const Inst& inst, u32 mask) {
   if (!require_whole_warp(warp, mask)) return;
   const int count = int(inst.imm & 7);
   const bool trans = inst.imm & kTrans;
   const i32* refs = pool_of(warp, inst);
-  const u32 used = count == 4 ? kFullMask : (1u << (8 * count)) - 1;
-  u64 addresses[kLanes];
   u8* pointers[kLanes];
-  lane_addresses(warp, refs, used, addresses);
-  warp.resolve(inst.imm & kGenericAddress ? Space::kGeneric : Space::kShared, addresses, used, 16, 16, Access::kRead,
-               pointers);
+  matrix_rows(warp, inst, count, Access::kRead, pointers);
   LaneWords out[4];
   for (int k = 0; k < count; ++k) {
     MatrixRows rows;
@@ -122,12 +127,8 @@ void run_stmatrix(Warp& warp, const Inst& inst, u32 mask) {
   const int count = int(inst.imm & 7);
   const bool trans = inst.imm & kTrans;
   const i32* refs = pool_of(warp, inst);
-  const u32 used = count == 4 ? kFullMask : (1u << (8 * count)) - 1;
-  u64 addresses[kLanes];
   u8* pointers[kLanes];
-  lane_addresses(warp, refs, used, addresses);
-  warp.resolve(inst.imm & kGenericAddress ? Space::kGeneric : Space::kShared, addresses, used, 16, 16, Access::kWrite,
-               pointers);
+  matrix_rows(warp, inst, count, Access::kWrite, pointers);
   for (int k = 0; k < count; ++k) {
     LaneWords in;
     std::memcpy(in.data(), warp.lanes<u32>(refs[kAddressWords + k]), sizeof in);
