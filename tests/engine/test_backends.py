@@ -1,13 +1,11 @@
 """The engine on each of the backends that need no GPU."""
 
-import dataclasses
-
 import pytest
 import torch
 
-import engine_min.engine
 from engine_min import SamplingParams
-from pagedkern.testing.backends import VGPU_OPS
+from pagedkern import vgpu
+from pagedkern.testing import triton_vgpu
 
 PROMPTS = ["The sea.", "A", "Somewhat longer than the others, this one."]
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -58,28 +56,6 @@ def test_no_gpu_is_said_clearly(path, make_llm, monkeypatch):
             make_llm(path, **options)
 
 
-class VirtualGpuOps:
-    """The CUDA kernels on the virtual GPU; ops that have none yet run on the CPU, on the same tensors."""
-
-    def __init__(self, ops):
-        self._ops = ops
-
-    def __getattr__(self, name):
-        has_kernel = name in VGPU_OPS or name.removesuffix("_workspace_size") in VGPU_OPS
-        return getattr(self._ops if has_kernel else torch.ops.pagedkern, name)
-
-
-@pytest.fixture
-def virtual_gpu(monkeypatch):
-    resolve = engine_min.engine.resolve_backend
-
-    def resolve_with_fallback(config):
-        backend = resolve(config)
-        return dataclasses.replace(backend, ops=VirtualGpuOps(backend.ops)) if backend.name == "vgpu" else backend
-
-    monkeypatch.setattr(engine_min.engine, "resolve_backend", resolve_with_fallback)
-
-
 VGPU_WAYS = {
     "bf16": {},
     "e4m3, dynamic scales": {"kv_cache_dtype": "fp8_e4m3"},
@@ -89,7 +65,7 @@ VGPU_WAYS = {
 
 
 @pytest.mark.parametrize("way", VGPU_WAYS)
-def test_virtual_gpu(path, make_llm, virtual_gpu, way):
+def test_virtual_gpu(path, make_llm, way):
     """A model on the CUDA kernels, from prompt to text, forks and cached prefixes included, without a GPU."""
     options = {"dtype": "bfloat16"} | VGPU_WAYS[way]
     params = SamplingParams(n=2, max_tokens=4, temperature=1, seed=1, ignore_eos=True, prompt_logprobs=0)
@@ -105,7 +81,7 @@ def test_virtual_gpu(path, make_llm, virtual_gpu, way):
     assert difference.mean() < 0.05 and difference.max() < 0.5
 
 
-def test_virtual_gpu_swaps_and_caches_prefixes(path, make_llm, virtual_gpu):
+def test_virtual_gpu_swaps_and_caches_prefixes(path, make_llm):
     """What is moved to the host and back, or found again, is what was computed: logits depend on nothing else."""
     options = dict(attention="vgpu", dtype="bfloat16", block_size=4, max_num_seqs=4)
     roomy = make_llm(path, **options)
@@ -117,3 +93,28 @@ def test_virtual_gpu_swaps_and_caches_prefixes(path, make_llm, virtual_gpu):
     assert roomy.stats().prefix_hit_rate > 0.3
     assert tokens_of(tight.generate(prompts, params)) == expected
     assert tight.stats().preempted > 0
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
+def test_every_op_runs_on_the_virtual_gpu(path, make_llm, cache):
+    llm = make_llm(path, attention="vgpu", dtype="bfloat16", kv_cache_dtype=cache, block_size=4)
+    assert llm.backend.ops is torch.ops.pagedkern_vgpu
+    with vgpu.session() as session:
+        llm.generate("Sea", SamplingParams(n=2, max_tokens=3, temperature=1, seed=1, ignore_eos=True))
+    kernels = " ".join({report["kernel"] for report in session.reports})
+    expected = {"rope_reshape_and_cache", "paged_decode", "copy_blocks"}
+    expected |= {"reshape_and_cache_dynamic"} if llm.kv_cache.dynamic else set()
+    assert all(f"{name}_kernel" in kernels for name in expected), kernels
+
+
+def test_triton(path, make_llm):
+    """Compiled for the GPU and run on the virtual one: a prompt in chunks, decodes beside it, a prefix found again."""
+    prompts = [list(range(60, 69)), [225, 104, 155]]
+    results = {}
+    for attention in ("reference", "triton"):
+        llm = make_llm(path, attention=attention, device="cpu", dtype="float16", max_num_seqs=2,
+                       max_num_batched_tokens=8, block_size=8)  # fmt: skip
+        with triton_vgpu.on_vgpu(), vgpu.session() as session:
+            results[attention] = [tokens_of(llm.generate(prompts, GREEDY)) for _ in range(2)]
+        assert bool(session.reports) == (attention == "triton")
+    assert results["triton"] == results["reference"]
