@@ -13,7 +13,7 @@ help:
 	@sed -n 's/^# make/make/p' Makefile
 
 demo: build
-	$(PY) -m engine_min.demo
+	$(PY) -m bench.demo
 
 test: build check-fmt
 	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests

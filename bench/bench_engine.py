@@ -123,8 +123,8 @@ def prepare() -> tuple[str, str, list[list[int]]]:
     """The model as GGUF and as a Hugging Face directory of the same weights, and the prompts as ids."""
     import torch
 
+    from bench.demo import cache_folder, demo_model
     from bench.export_hf import export
-    from engine_min.demo import cache_folder, demo_model
     from engine_min.gguf_file import GGUFFile
     from engine_min.tokenizer import load_tokenizer
 

@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, default=Path(__file__).with_name("prose.txt"))
     args = parser.parse_args()
 
-    from engine_min.demo import demo_model
+    from bench.demo import demo_model
 
     reader = Reader(args.model or str(demo_model()), args.text.read_text())
     baseline, best, continuations = reader.read()

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from bench.demo import demo_model
 from engine_min import LLM, SamplingParams
-from engine_min.demo import demo_model
 from engine_min.layers import rms_norm, silu_and_mul
 
 ROWS = (1, 2, 4, 8, 16, 32, 800)

@@ -63,8 +63,8 @@ def main() -> int:
     parser.add_argument("--model", help="the demo model where none is given")
     args = parser.parse_args()
 
+    from bench.demo import demo_model
     from engine_min import LLM, SamplingParams, runner
-    from engine_min.demo import demo_model
 
     model, num_seqs = args.model or str(demo_model()), args.sequences
     llm = LLM(model, max_num_seqs=num_seqs, num_blocks=num_seqs * 40, max_num_batched_tokens=max(2048, num_seqs))

@@ -16,6 +16,7 @@ from engine_min.engine import LLM
 from engine_min.request import RequestOutput, SamplingParams
 
 EXAMPLE = (50, 120, 240, 1024)  # tokens of four requests that start together
+LONGEST = 768  # tokens of prompt and answer in the trace
 COLUMNS = ("tokens", "seconds", "tokens/s", "steps", "bubbles", "KV waste", "first p50", "p50 s", "p90 s", "p99 s")
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
-KV_CACHE_DTYPES = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2")
+from engine_min.batching import LONGEST
+from engine_min.config import DTYPES, EngineConfig
+from engine_min.request import SamplingParams
+
+SAMPLING = {"max_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+ENGINE = [field for field in dataclasses.fields(EngineConfig) if field.name not in ("model", "kv_scales")]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagedkern-engine", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="answer one or several prompts, streaming")
+    run = _command(commands, run_command, "answer one or several prompts, streaming")
     _add_engine_options(run)
     run.add_argument("--prompt", action="append", required=True, help="may be given several times: one batch")
     run.add_argument("--system", help="system message")
     run.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    run.add_argument("--max-tokens", type=int, default=256)
-    run.add_argument("--temperature", type=float, default=0.0)
-    run.add_argument("--top-p", type=float, default=1.0)
-    run.add_argument("--top-k", type=int, default=-1)
-    run.add_argument("--min-p", type=float, default=0.0)
-    run.add_argument("--seed", type=int)
-    run.set_defaults(function=run_command)
-    serve = commands.add_parser("serve", help="an OpenAI-compatible HTTP server")
+    for name, default in SAMPLING.items():
+        run.add_argument(_flag(name), type=type(default), default=default)
+    serve = _command(commands, serve_command, "an OpenAI-compatible HTTP server")
     _add_engine_options(serve)
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000, help="0: any free one")
@@ -32,21 +33,18 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--max-waiting", type=int, default=512, help="requests that may wait; more are refused (429)")
     serve.add_argument("--max-body-bytes", type=int, default=4 << 20, help="larger requests are refused (413)")
     serve.add_argument("--drain-seconds", type=int, default=60, help="how long running requests may take after SIGTERM")
-    serve.set_defaults(function=serve_command)
-    bench = commands.add_parser("bench", help="static against continuous batching")
+    bench = _command(commands, bench_command, "static against continuous batching")
     _add_engine_options(bench, max_num_seqs=16)
     bench.add_argument("--requests", type=int, default=200, help="of the trace")
-    bench.add_argument("--longest", type=int, default=768, help="most tokens of prompt and answer in the trace")
+    bench.add_argument("--longest", type=int, default=LONGEST, help="most tokens of prompt and answer in the trace")
     bench.add_argument("--skip-example", action="store_true", help="the trace only")
     bench.add_argument("--plot", help="a PNG to write (needs matplotlib)")
-    bench.set_defaults(function=bench_command)
-    memory = commands.add_parser("memory", help="bytes per token, blocks, how many sequences of which length fit")
+    memory = _command(commands, memory_command, "bytes per token, blocks, how many sequences of which length fit")
     memory.add_argument("--model", required=True, help="config.json, Hugging Face directory or .gguf file")
     memory.add_argument("--memory-gib", type=float, default=80 * 0.9, help="for weights and cache (0.9 of 80)")
-    memory.add_argument("--kv-cache-dtype", default="bfloat16", choices=KV_CACHE_DTYPES)
+    memory.add_argument("--kv-cache-dtype", default="bfloat16", choices=DTYPES)
     memory.add_argument("--dynamic-scales", action="store_true", help="FP8 with a scale per token and head")
     memory.add_argument("--block-size", type=int, default=16)
-    memory.set_defaults(function=memory_command)
     args = parser.parse_args(argv)
     try:
         return args.function(args)
@@ -55,30 +53,32 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int = 256) -> None:
+def _command(commands, function, text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(function.__name__.removesuffix("_command"), help=text)
+    parser.set_defaults(function=function)
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _add_engine_options(parser: argparse.ArgumentParser, **defaults) -> None:
+    """Those of EngineConfig."""
     parser.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="processes that share the model")
-    parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--num-blocks", type=int)
-    parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    for field in ENGINE:
+        default = defaults.get(field.name, field.default)
+        if field.type == "bool":
+            parser.add_argument(_flag(field.name), action=argparse.BooleanOptionalAction, default=default)
+        else:
+            kind = {"str": str, "float": float}.get(field.type, int)
+            parser.add_argument(_flag(field.name), type=kind, default=default)
 
 
 def _load(args: argparse.Namespace, **options):
     from engine_min.launch import launch
 
-    names = (
-        "tensor_parallel_size",
-        "dtype",
-        "block_size",
-        "num_blocks",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-    )
-    return launch(args.model, progress=True, **{name: getattr(args, name) for name in names}, **options)
+    return launch(args.model, progress=True, **{field.name: getattr(args, field.name) for field in ENGINE} | options)
 
 
 def serve_command(args: argparse.Namespace) -> int:
@@ -114,28 +114,18 @@ def memory_command(args: argparse.Namespace) -> int:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    from engine_min import SamplingParams
-
     llm = _load(args)
-    params = SamplingParams(
-        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p,
-        seed=args.seed,
-    )  # fmt: skip
-    prompts = args.prompt
-    if not args.raw and llm.tokenizer.chat_template is not None:
-        prompts = [llm.tokenizer.apply_chat_template(_messages(args.system, prompt)) for prompt in prompts]
-    printer = StreamPrinter(len(prompts))
-    for i, prompt in enumerate(prompts):
+    params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING})
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    printer = StreamPrinter(len(args.prompt))
+    for i, prompt in enumerate(args.prompt):
+        if not args.raw and llm.tokenizer.chat_template is not None:
+            prompt = llm.tokenizer.apply_chat_template([*system, {"role": "user", "content": prompt}])
         llm.add_request(str(i), prompt, params)
     while llm.has_unfinished():
         for output in llm.step():
             printer.show(int(output.request_id), output.outputs[0].new_text, output.finished)
     return 0
-
-
-def _messages(system: str | None, prompt: str) -> list[dict]:
-    messages = [{"role": "system", "content": system}] if system else []
-    return [*messages, {"role": "user", "content": prompt}]
 
 
 class StreamPrinter:

@@ -6,8 +6,17 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from engine_min.rope import RopeConfig, rope_from_hf, yarn_attention_factor
 
+DTYPES = {  # of caches
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 # What a config.json may leave out because transformers has a default for it.
 _FAMILIES = {
     "LlamaForCausalLM": {},
@@ -43,33 +52,29 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        dtypes = ("auto", "bfloat16", "float16", "float32")
         choices = {
             "device": ("auto", "cpu", "cuda"),
             "attention": ("auto", "cpu", "cuda", "triton", "vgpu", "reference"),
-            "dtype": dtypes,
-            "kv_cache_dtype": (*dtypes, "fp8_e4m3", "fp8_e5m2"),
+            "dtype": ("auto", "bfloat16", "float16", "float32"),
+            "kv_cache_dtype": ("auto", *DTYPES),
         }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
-        for name in (
-            "block_size",
-            "num_blocks",
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "tensor_parallel_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}, expected in (0, 1]")
-        if self.swap_space_gib < 0:
-            raise ValueError(f"swap_space_gib is {self.swap_space_gib}, expected at least 0")
-        if isinstance(self.kv_scales, str) and self.kv_scales not in ("auto", "dynamic"):
-            raise ValueError(f"kv_scales is {self.kv_scales!r}, expected auto, dynamic, or scales")
+        at_least_1 = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+                      "tensor_parallel_size")  # fmt: skip
+        checks = {
+            name: (getattr(self, name) in allowed, f"one of {', '.join(allowed)}") for name, allowed in choices.items()
+        }
+        checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in at_least_1}
+        checks |= {
+            "gpu_memory_utilization": (0 < self.gpu_memory_utilization <= 1, "in (0, 1]"),
+            "swap_space_gib": (self.swap_space_gib >= 0, "at least 0"),
+            "kv_scales": (
+                not isinstance(self.kv_scales, str) or self.kv_scales in ("auto", "dynamic"),
+                "auto, dynamic, or scales",
+            ),
+        }
+        for name, (ok, expected) in checks.items():
+            if not ok:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
         if not isinstance(self.kv_scales, str) and not self.kv_cache_dtype.startswith("fp8"):
             raise ValueError(f"kv_scales need an FP8 cache, kv_cache_dtype is {self.kv_cache_dtype!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -142,7 +147,12 @@ def model_config_from_hf(path: Path) -> ModelConfig:
         mlp_bias=config.get("mlp_bias", False),
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(config, architecture),
-        eos_token_ids=_as_ids(config.get("eos_token_id")) | _as_ids(generation.get("eos_token_id")),
+        eos_token_ids=frozenset(
+            token
+            for ids in (config.get("eos_token_id"), generation.get("eos_token_id"))
+            for token in (ids if isinstance(ids, list) else [ids])
+            if token is not None
+        ),
     )
 
 
@@ -161,12 +171,6 @@ def _sliding_windows(config: dict, architecture: str) -> tuple[int | None, ...]:
     if unknown or len(kinds) != num_layers:
         raise ValueError(f"layer_types is {kinds}, expected {num_layers} of sliding_attention and full_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
 
 
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

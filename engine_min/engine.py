@@ -9,9 +9,9 @@ import torch
 
 from engine_min.attention import Attention, Backend, resolve_backend
 from engine_min.block_manager import BlockManager
-from engine_min.config import EngineConfig
+from engine_min.config import DTYPES, EngineConfig
 from engine_min.core import EngineCore
-from engine_min.kv_cache import KVCache, Scales, bytes_per_block, cache_dtype, default_num_blocks, static_scales
+from engine_min.kv_cache import KVCache, Scales, default_num_blocks, static_scales
 from engine_min.llama import LlamaModel
 from engine_min.loader import Checkpoint, open_checkpoint
 from engine_min.output_text import OutputText
@@ -20,6 +20,7 @@ from engine_min.request import CompletionOutput, Request, RequestOutput, Samplin
 from engine_min.runner import Runner
 from engine_min.scheduler import Scheduler
 from engine_min.tokenizer import load_tokenizer
+from pagedkern.kv_layout import bytes_per_token
 
 Prompt = str | list[int]
 
@@ -68,10 +69,11 @@ class LLM(EngineCore):
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
         config, model_config, device = self.config, self.parallel.local(self.model_config), self.backend.device
-        dtype = cache_dtype(config.kv_cache_dtype, self.dtype)
+        dtype = DTYPES.get(config.kv_cache_dtype, self.dtype)
         scales = self._static_scales(checkpoint)
         is_dynamic = dtype.itemsize == 1 and scales is None
-        block_bytes = bytes_per_block(model_config, config.block_size, dtype, is_dynamic)
+        heads = (model_config.num_kv_heads, model_config.head_dim)
+        block_bytes = config.block_size * bytes_per_token(*heads, dtype, model_config.num_layers, is_dynamic)
         wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
         num_blocks = config.num_blocks or default_num_blocks(config, model_config, block_bytes, wanted, device)
         num_blocks = self.parallel.least(num_blocks)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 
 import torch
 
+from engine_min.block_manager import Pairs
 from engine_min.config import EngineConfig, ModelConfig
 from engine_min.loader import Checkpoint
-from pagedkern.kv_layout import bytes_per_token
 
-CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
 
 Scales = list[tuple[torch.Tensor, torch.Tensor]]  # (k_scale, v_scale) of each layer, as the ops take them
@@ -30,14 +28,13 @@ class KVCache:
                  ops, scales: Scales | None = None, num_host_blocks: int = 0):  # fmt: skip
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self.dynamic = dtype in CACHE_DTYPES.values() and scales is None
+        self.dynamic = dtype.itemsize == 1 and scales is None
         shape = (config.num_layers, num_blocks, 2, block_size, config.num_kv_heads, config.head_dim)
         self.storage = torch.empty(shape, dtype=dtype, device=device)
         self._pools = [self.storage]
         self._views = [[(part[:, 0], part[:, 1]) for part in self.storage]]
         self.layers = self._views[0]
         self.static_scales = scales or []
-        self.scales: list[tuple[torch.Tensor | None, torch.Tensor | None]]
         self.scales = scales or [(None, None)] * config.num_layers
         if self.dynamic:
             scale_pool = torch.empty(*shape[:-1], dtype=torch.float32, device=device)
@@ -52,29 +49,23 @@ class KVCache:
         self._copy_blocks = ops.copy_blocks.default
         self._swap_blocks = ops.swap_blocks.default
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy(self, pairs: Pairs) -> None:
         mapping = torch.tensor(pairs)
         for views in self._views:
             self._copy_blocks([key for key, _ in views], [value for _, value in views], mapping)
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_out(self, pairs: Pairs) -> None:
         self._swap(self._pools, self._host, pairs)
 
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_in(self, pairs: Pairs) -> None:
         self._swap(self._host, self._pools, pairs)
 
-    def _swap(self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    def _swap(self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: Pairs) -> None:
         """On the current stream, as all else is: later writers of these blocks wait their turn."""
         mapping = torch.tensor(pairs)
         for source_pool, target_pool in zip(sources, targets, strict=True):
             for source, target in zip(source_pool, target_pool, strict=True):
                 self._swap_blocks(source, target, mapping)
-
-
-def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    if name == "auto":
-        return dtype
-    return CACHE_DTYPES.get(name) or getattr(torch, name)
 
 
 def is_scale(name: str) -> bool:
@@ -111,9 +102,8 @@ def _checkpoint_scales(checkpoint: Checkpoint, config: ModelConfig, device: torc
         found[int(layer), side] = scale.to(device)
     if not found:
         return None
-    missing = [
-        f"{side}_scale of layer {i}" for i in range(config.num_layers) for side in "kv" if (i, side) not in found
-    ]
+    sides = [(i, side) for i in range(config.num_layers) for side in "kv"]
+    missing = [f"{side}_scale of layer {i}" for i, side in sides if (i, side) not in found]
     if missing:
         raise ValueError(f"the checkpoint has KV cache scales, but lacks {', '.join(missing)}")
     return [(found[i, "k"], found[i, "v"]) for i in range(config.num_layers)]
@@ -123,10 +113,6 @@ def _checked(scale: torch.Tensor, name: str) -> torch.Tensor:
     if not (scale.isfinite() & (scale > 0)).all():
         raise ValueError(f"{name} holds a scale that is not finite and positive")
     return scale
-
-
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype, dynamic_scales: bool = False) -> int:
-    return block_size * bytes_per_token(config.num_kv_heads, config.head_dim, dtype, config.num_layers, dynamic_scales)
 
 
 def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: int, wanted: int,

@@ -6,17 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from engine_min.config import DTYPES
+from engine_min.loader import open_checkpoint
 from pagedkern.kv_layout import bytes_per_token, num_blocks_in
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -59,22 +52,9 @@ def _attention_layers(config: dict) -> int:
     return config["num_hidden_layers"] // (config.get("full_attention_interval") or 1)
 
 
-@dataclass(frozen=True)
-class Plan:
-    per_token: int
-    block_size: int
-    num_blocks: int
-
-    def sequences_of(self, length: int) -> int:
-        """How many of them fit side by side; the last token's keys count, though they are never read."""
-        return self.num_blocks // -(-length // self.block_size)
-
-
 def read_shape(model: str) -> KVShape:
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
-        from engine_min.loader import open_checkpoint
-
         config = open_checkpoint(model).config
         return KVShape(config.num_layers, config.num_kv_heads, config.head_dim, config.max_position)
     path = path / "config.json" if path.is_dir() else path
@@ -100,21 +80,21 @@ def report(model: str, dtype: str, block_size: int, memory_gib: float, dynamic_s
     room = int(memory_gib * 2**30) - weights
     if room < per_token * block_size:
         raise ValueError(f"{memory_gib:g} GiB less {_size(weights)} of weights leave no room for a block")
-    plan = Plan(per_token, block_size, num_blocks_in(room, block_size, per_token))
+    num_blocks = num_blocks_in(room, block_size, per_token)
     lines = [
         f"{shape.num_layers} attention layers, {shape.num_kv_heads} KV heads of {shape.head_dim}, {dtype}"
         + (", a scale per token and head" if dynamic_scales else ""),
         f"{'bytes per token':24} {per_token:>16,}   ({_size(per_token)})",
         f"{'bytes per block':24} {per_token * block_size:>16,}   ({block_size} tokens)",
         f"{'weights':24} {weights:>16,}   ({_size(weights)})",
-        f"{'blocks':24} {plan.num_blocks:>16,}   (in {_size(room)})",
-        f"{'tokens':24} {plan.num_blocks * block_size:>16,}",
+        f"{'blocks':24} {num_blocks:>16,}   (in {_size(room)})",
+        f"{'tokens':24} {num_blocks * block_size:>16,}",
         "",
         f"{'tokens of a sequence':>20} {'KV cache of one':>18} {'sequences that fit':>20}",
     ]
     longest = shape.max_position or LENGTHS[-1]
     for length in [*(length for length in LENGTHS if length < longest), longest]:
-        lines.append(f"{length:>20,} {_size(length * per_token):>18} {plan.sequences_of(length):>20,}")
+        lines.append(f"{length:>20,} {_size(length * per_token):>18} {num_blocks // -(-length // block_size):>20,}")
     return "\n".join(lines)
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from checkpoints import write_checkpoint
 
+from bench.demo import demo_model
 from bench.export_hf import export
 from engine_min import LLM
-from engine_min.demo import demo_model
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ import pytest
 
 from engine_min.batching import Job, example_jobs, percentile, run_continuous, run_static, trace_jobs
 from engine_min.cli import main
-from engine_min.memory import DTYPES, kv_shape
+from engine_min.config import DTYPES
+from engine_min.memory import kv_shape
 
 HYBRID = {"num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256}
 

@@ -7,7 +7,7 @@ import torch
 from fake_engine import FakeEngine, random_prompt
 
 from engine_min import SamplingParams, StepError
-from engine_min.batching import trace_jobs
+from engine_min.batching import LONGEST, trace_jobs
 
 
 @pytest.mark.parametrize("host", [0, 40])
@@ -133,14 +133,14 @@ def test_refused_at_once_with_the_numbers(make_llama, make_llm):
 
 
 def test_waste_on_a_trace_of_two_hundred_requests():
-    """The only empty slots are in last blocks: under 4 % with blocks of 16."""
-    engine = FakeEngine(num_blocks=4000, block_size=16, max_num_seqs=64, budget=2048, max_model_len=2048)
+    """That of `pagedkern-engine bench`. The only empty slots are in last blocks: under 4 % with blocks of 16."""
+    engine = FakeEngine(num_blocks=4000, block_size=16, max_num_seqs=16, budget=2048, max_model_len=LONGEST)
     engine.runner.step = lambda batch: [(r, i % 50) for i, r in enumerate(batch) if r.samples]
-    for i, job in enumerate(trace_jobs(50, 200, 2048)):
+    for i, job in enumerate(trace_jobs(50, 200, LONGEST)):
         engine.request(str(i), job.prompt, max_tokens=job.num_tokens)
     while engine.has_unfinished():
         engine.step()
-    assert 0 < engine.stats().fragmentation < 0.04
+    assert 0.02 < engine.stats().fragmentation < 0.04
 
 
 @pytest.mark.parametrize("dtype, ok", [("bfloat16", True), ("float16", False)])
