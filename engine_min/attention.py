@@ -95,24 +95,16 @@ class Attention:
         self._batch_rows = self._batch_out.flatten(1)
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        batch = self._batch
+        batch, caches, scales = self._batch, self._cache.layers[layer], self._cache.scales[layer]
         query, key, value = qkv.view(qkv.size(0), -1, self._head_dim).split_with_sizes(self._heads, dim=1)
-        key_cache, value_cache = self._cache.layers[layer]
-        self._rotate_and_write(layer, query, key, value)
+        rotated = (query, key, value, *caches, batch.positions, self._cos_sin_cache)
+        if self._cache.dynamic:  # a negative slot rotates and writes nothing
+            self._rope_and_write(*rotated, self._no_slots[: query.size(0)])
+            self._write_dynamic(key, value, *caches, *scales, batch.slot_mapping)
+        else:
+            self._rope_and_write(*rotated, batch.slot_mapping, False, *scales)
         self._attend(
-            self._batch_out, query, key_cache, value_cache, batch.block_table, batch.seq_lens, batch.cu_seqlens_q,
+            self._batch_out, query, *caches, batch.block_table, batch.seq_lens, batch.cu_seqlens_q,
             batch.max_seqlen_q, batch.max_seqlen_k, *self._options[layer],
         )  # fmt: skip
         return self._batch_rows
-
-    def _rotate_and_write(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        batch, caches, scales = self._batch, self._cache.layers[layer], self._cache.scales[layer]
-        if not self._cache.dynamic:
-            self._rope_and_write(
-                query, key, value, *caches, batch.positions, self._cos_sin_cache, batch.slot_mapping, False, *scales
-            )
-            return
-        # A negative slot rotates and writes nothing.
-        no_slots = self._no_slots[: query.size(0)]
-        self._rope_and_write(query, key, value, *caches, batch.positions, self._cos_sin_cache, no_slots)
-        self._write_dynamic(key, value, *caches, *scales, batch.slot_mapping)

@@ -35,9 +35,9 @@ class Run:
     """What one way of batching made of the jobs. Cache and slots are summed over steps."""
 
     name: str
-    seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    jobs: dict[str, tuple[Job, RequestOutput]] = field(default_factory=dict)
     useful: int = 0  # tokens that somebody asked for
-    steps: int = 0
     bubbles: int = 0  # slot-iterations of sequences that had ended, or of empty slots while requests waited
     reserved: int = 0  # tokens' worth of cache that was taken
     filled: int = 0  # and that held a token of a sequence still running
@@ -45,6 +45,14 @@ class Run:
     times: list[float] = field(default_factory=list)  # when each step was done
     first: list[float] = field(default_factory=list)  # start to first token, of each request
     latencies: list[float] = field(default_factory=list)  # start to last token
+
+    @property
+    def steps(self) -> int:
+        return len(self.times)
+
+    @property
+    def seconds(self) -> float:
+        return self.latencies[-1]
 
     @property
     def waste(self) -> float:
@@ -56,6 +64,27 @@ class Run:
             str(self.useful), f"{self.seconds:.2f}", f"{self.useful / self.seconds:.1f}", str(self.steps),
             str(self.bubbles), f"{100 * self.waste:.1f} %", *(f"{figure:.2f}" for figure in figures),
         ]  # fmt: skip
+
+    def add(self, llm: LLM, job: Job, num_tokens: int) -> None:
+        params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
+        name = f"{self.name}-{len(self.jobs)}"
+        self.jobs[name] = job, llm.add_request(name, job.prompt, params)
+
+    def step(self, llm: LLM) -> tuple[int, int]:
+        """(sequences that were in the step, those of them that had ended before it)."""
+        outputs = llm.step()
+        now = time.perf_counter() - self.started
+        ended = 0
+        for output in outputs:
+            count, wanted = len(output.outputs[0].token_ids), self.jobs[output.request_id][0].num_tokens
+            ended += count > wanted
+            self.useful += count <= wanted
+            self.first += [now] * (count == 1)
+            self.latencies += [now] * (count == wanted)
+        present = llm.stats().running + sum(output.finished for output in outputs)
+        self.times.append(now)
+        self.busy.append(present - ended)
+        return present, ended
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -82,69 +111,28 @@ def _prompt(rng: random.Random, length: int, vocab: int) -> list[int]:
     return [rng.randrange(vocab) for _ in range(length)]
 
 
-class _Batch:
-    """Runs jobs to their end and adds up the run."""
-
-    def __init__(self, llm: LLM, run: Run, started: float):
-        self.llm, self.run, self._started = llm, run, started
-        self._jobs: dict[str, Job] = {}
-        self._outputs: dict[str, RequestOutput] = {}
-
-    def add(self, number: int, job: Job, num_tokens: int) -> None:
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-        name = f"{self.run.name}-{number}"
-        self._jobs[name] = job
-        self._outputs[name] = self.llm.add_request(name, job.prompt, params)
-
-    def step(self) -> tuple[int, int]:
-        """(sequences that were in the step, those of them that had ended before it)."""
-        outputs = self.llm.step()
-        now = time.perf_counter() - self._started
-        ended = 0
-        for output in outputs:
-            count, wanted = len(output.outputs[0].token_ids), self._jobs[output.request_id].num_tokens
-            ended += count > wanted
-            self.run.useful += count <= wanted
-            if count == 1:
-                self.run.first.append(now)
-            if count == wanted:
-                self.run.latencies.append(now)
-                self.run.seconds = now
-        present = self.llm.stats().running + sum(output.finished for output in outputs)
-        self.run.steps += 1
-        self.run.times.append(now)
-        self.run.busy.append(present - ended)
-        return present, ended
-
-    def running_tokens(self) -> int:
-        """Tokens of the sequences that have not ended."""
-        counts = ((job, len(self._outputs[name].outputs[0].token_ids)) for name, job in self._jobs.items())
-        return sum(len(job.prompt) + count for job, count in counts if count < job.num_tokens)
-
-
 def run_static(llm: LLM, jobs: list[Job], slots: int) -> Run:
-    run, started = Run("static"), time.perf_counter()
+    run = Run("static")
     for begin in range(0, len(jobs), slots):
         group = jobs[begin : begin + slots]
-        batch = _Batch(llm, run, started)
-        longest = max(job.num_tokens for job in group)
-        for i, job in enumerate(group):
-            batch.add(begin + i, job, longest)
+        for job in group:
+            run.add(llm, job, max(job.num_tokens for job in group))
         while llm.has_unfinished():
-            _, ended = batch.step()
+            _, ended = run.step(llm)
             run.bubbles += ended
             run.reserved += len(group) * max(job.length for job in group)
-            run.filled += batch.running_tokens()
+            for job, output in run.jobs.values():
+                count = len(output.outputs[0].token_ids)
+                run.filled += (len(job.prompt) + count) * (count < job.num_tokens)
     return run
 
 
 def run_continuous(llm: LLM, jobs: list[Job], slots: int) -> Run:
     run = Run("continuous")
-    batch = _Batch(llm, run, time.perf_counter())
-    for i, job in enumerate(jobs):
-        batch.add(i, job, job.num_tokens)
+    for job in jobs:
+        run.add(llm, job, job.num_tokens)
     while llm.has_unfinished():
-        present, _ = batch.step()
+        present, _ = run.step(llm)
         stats = llm.stats()
         run.bubbles += slots - present if stats.waiting else 0
         run.reserved += stats.blocks_used * llm.blocks.block_size

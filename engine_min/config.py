@@ -64,18 +64,16 @@ class EngineConfig:
             name: (getattr(self, name) in allowed, f"one of {', '.join(allowed)}") for name, allowed in choices.items()
         }
         checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in at_least_1}
+        is_named = isinstance(self.kv_scales, str)
         checks |= {
             "gpu_memory_utilization": (0 < self.gpu_memory_utilization <= 1, "in (0, 1]"),
             "swap_space_gib": (self.swap_space_gib >= 0, "at least 0"),
-            "kv_scales": (
-                not isinstance(self.kv_scales, str) or self.kv_scales in ("auto", "dynamic"),
-                "auto, dynamic, or scales",
-            ),
+            "kv_scales": (not is_named or self.kv_scales in ("auto", "dynamic"), "auto, dynamic, or scales"),
         }
         for name, (ok, expected) in checks.items():
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
-        if not isinstance(self.kv_scales, str) and not self.kv_cache_dtype.startswith("fp8"):
+        if not is_named and not self.kv_cache_dtype.startswith("fp8"):
             raise ValueError(f"kv_scales need an FP8 cache, kv_cache_dtype is {self.kv_cache_dtype!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

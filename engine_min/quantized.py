@@ -66,12 +66,8 @@ class QuantizedLinear:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: torch.Tensor | None = None,
                  eps: float = 0.0) -> torch.Tensor:  # fmt: skip
-        if residual is None:
-            out = x.new_empty(x.size(0), self.out_features)
-        else:
-            out = residual.clone()
-        step = Step(self, 0, 1, norm, accumulate=residual is not None)
-        Chain([step], eps)([x, out])
+        out = x.new_empty(x.size(0), self.out_features) if residual is None else residual.clone()
+        Chain([Step(self, 0, 1, norm, accumulate=residual is not None)], eps)([x, out])
         return out
 
 
@@ -134,9 +130,8 @@ class QuantizedLayers:
     @staticmethod
     def fit(layers: list) -> bool:
         linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        return (
-            all(isinstance(x, QuantizedLinear) for x in linears) and layers[0].gate_up.out_features % (2 * PANEL) == 0
-        )
+        are_quantized = all(isinstance(linear, QuantizedLinear) for linear in linears)
+        return are_quantized and layers[0].gate_up.out_features % (2 * PANEL) == 0
 
     def __call__(self, embedded: torch.Tensor, attention) -> torch.Tensor:
         states = embedded.float()

@@ -9,7 +9,7 @@ from engine_min.attention import Attention, BatchMetadata
 from engine_min.block_manager import BlockManager
 from engine_min.graphs import StepGraphs, buckets_for
 from engine_min.request import Request
-from engine_min.sampler import sample
+from engine_min.sampler import logprobs_of, sample
 
 NO_SLOT = -1
 LOGPROB_ROWS = 64  # of a prompt at a time: logits of a whole prompt would take more memory than its cache
@@ -170,12 +170,8 @@ class Runner:
         first = max(0, len(found) - 1 - start)  # where an earlier run of a preempted request got to
         for begin in range(first, end, LOGPROB_ROWS):
             rows = hidden[begin : min(begin + LOGPROB_ROWS, end)]
-            logprobs = self.model.logits(rows).float().log_softmax(dim=-1)
             tokens = prompt[start + begin + 1 : start + begin + 1 + len(rows)]
-            own = logprobs.gather(1, torch.tensor(tokens, device=self.device).unsqueeze(1)).squeeze(1).tolist()
-            values, ids = (part.tolist() for part in logprobs.topk(request.params.prompt_logprobs, dim=-1))
-            for token, logprob, top, top_values in zip(tokens, own, ids, values, strict=True):
-                found.append({token: logprob} | dict(zip(top, top_values, strict=True)))
+            found += logprobs_of(self.model.logits(rows), tokens, [request.params.prompt_logprobs] * len(rows))
 
 
 class _Buffer:

@@ -44,9 +44,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
 
     Where a request wants them, the logarithms of the probabilities that the model gave are left in its `logprobs`.
     """
-    reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-    logprobs = logits[reporting].float().log_softmax(dim=-1) if reporting else None
-    logits = _adjust(logits, requests)
+    raw, logits = logits, _adjust(logits, requests)
     best, tokens = _best(logits)
     finite = best.isfinite().tolist()
     result: list[int | None] = [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
@@ -55,9 +53,24 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
         picked = _draw(logits[drawn].float(), [requests[i] for i in drawn])
         for i, token in zip(drawn, picked, strict=True):
             result[i] = token
+    reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
     if reporting:
-        _report(logprobs, [requests[i] for i in reporting], [result[i] for i in reporting])
+        counts = [requests[i].params.logprobs for i in reporting]
+        found = logprobs_of(raw[reporting], [result[i] or 0 for i in reporting], counts)
+        for i, logprobs in zip(reporting, found, strict=True):
+            requests[i].logprobs = logprobs
     return result
+
+
+def logprobs_of(logits: torch.Tensor, tokens: list[int], counts: list[int]) -> list[dict[int, float]]:
+    """Of each row's token, and of so many of the row's likeliest."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    values, ids = (part.tolist() for part in logprobs.topk(min(max(counts), logits.size(1)), dim=-1))
+    own = logprobs[range(len(tokens)), tokens].tolist()
+    return [
+        {token: logprob} | dict(zip(top[:count], top_values[:count], strict=True))
+        for token, logprob, top, top_values, count in zip(tokens, own, ids, values, counts, strict=True)
+    ]
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,15 +90,6 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     start = (chunk * _BEST_CHUNK).clamp_(max=vocab - _BEST_CHUNK)  # where the last one overlaps, all before is smaller
     window = logits.gather(1, start.unsqueeze(1) + torch.arange(_BEST_CHUNK))
     return best, start + window.max(dim=-1).indices
-
-
-def _report(logprobs: torch.Tensor, requests: list[Request], tokens: list[int | None]) -> None:
-    most = max(request.params.logprobs for request in requests)
-    values, ids = (part.tolist() for part in logprobs.topk(min(most, logprobs.size(1)), dim=-1))
-    own = logprobs[range(len(tokens)), [token or 0 for token in tokens]].tolist()
-    for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-        count = request.params.logprobs
-        request.logprobs = {token: own[row]} | dict(zip(ids[row][:count], values[row][:count], strict=True))
 
 
 # ---- What changes the logits themselves.
@@ -125,9 +129,8 @@ def _penalise(logits: torch.Tensor, rows: list[int], requests: list[Request]) ->
     params = [request.params for request in requests]
 
     def settings(name: str, places: np.ndarray) -> torch.Tensor:
-        of_row = dict(zip(rows, (getattr(p, name) for p in params), strict=True))
-        table = np.array([of_row.get(row, 0.0) for row in range(logits.size(0))], dtype=np.float32)
-        return torch.from_numpy(table[places // vocab]).to(logits.device)
+        values = np.array([getattr(p, name) for p in params], dtype=np.float32)
+        return torch.from_numpy(values[np.searchsorted(rows, places // vocab)]).to(logits.device)
 
     if any(p.repetition_penalty != 1 for p in params):
         places, _ = _occurrences(rows, [request.tokens for request in requests], vocab)

@@ -249,7 +249,7 @@ def test_bad_parameters(params, message):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab", [100, 128, 640, 49152])
+@pytest.mark.parametrize("vocab", [100, 640, 1024, 1025, 1500, 4000, 49152])
 def test_best_is_the_first_of_the_largest(vocab, dtype):
     torch.manual_seed(vocab)
     logits = torch.randn(7, vocab).to(dtype)
@@ -258,6 +258,7 @@ def test_best_is_the_first_of_the_largest(vocab, dtype):
     logits[3, vocab // 2] = math.nan
     logits[4, :] = -math.inf
     logits[5, 70] = math.inf
+    logits[6, vocab - 2] = 9.0
     best, tokens = _best(logits)
     expected = [int((row == row.max()).nonzero()[0]) if i != 3 else vocab // 2 for i, row in enumerate(logits)]
     assert tokens.tolist() == expected
