@@ -8,7 +8,7 @@ from pagedkern.testing import cache_gates
 
 def main():
     print(cache_gates.HEADING)
-    print("|---" * 6 + "|")
+    print("|---" * 7 + "|")
     calls = [
         *cache_gates.write_calls(8192),
         *cache_gates.write_calls(64)[::2],

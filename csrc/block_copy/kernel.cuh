@@ -33,21 +33,20 @@ struct BlockPair {
   int64_t source, destination;
 };
 
-// Lane 0 reads for its warp.
+// Lanes 0 and 1 read for their warp, at once: both ids are in one sector as a rule.
 template <int kLayers>
 static __device__ __forceinline__ BlockPair load_pair(const CopyBlocksKernelParams<kLayers>& p, uint32_t pair) {
   if (p.block_mapping == nullptr) return {p.inline_pairs[2 * pair], p.inline_pairs[2 * pair + 1]};
-  BlockPair ids = {};
-  if (threadIdx.x % 32 == 0) {
-    const int64_t* entry = p.block_mapping + pair * p.mapping_stride_pair;
-    ids = {entry[0], entry[p.mapping_stride_side]};
-  }
-  return {__shfl_sync(0xFFFFFFFFu, ids.source, 0), __shfl_sync(0xFFFFFFFFu, ids.destination, 0)};
+  const int64_t* entry = p.block_mapping + pair * p.mapping_stride_pair;
+  if (threadIdx.x % 32 == 1) entry += p.mapping_stride_side;
+  int64_t id = 0;
+  if (threadIdx.x % 32 < 2) id = *entry;
+  return {__shfl_sync(0xFFFFFFFFu, id, 0), __shfl_sync(0xFFFFFFFFu, id, 1)};
 }
 
 // grid [min(works, kMaxBlocks)]
 template <int kBytes, int kLayers>
-__global__ void __launch_bounds__(BlockCopyConfig::kThreads)
+__global__ void __launch_bounds__(BlockCopyConfig::kThreads, BlockCopyConfig::kBlocksPerSm)
     copy_blocks_kernel(const __grid_constant__ CopyBlocksKernelParams<kLayers> p) {
   using Vector = typename Access<kBytes>::Type;
   constexpr uint32_t kThreads = BlockCopyConfig::kThreads;

@@ -10,12 +10,12 @@ struct CacheWriteConfig {
   static constexpr int kManyTokens = 1024;
   static constexpr int kTeamThreads = 512;
   static constexpr int kMaxTeamBlocks = 132 * 2;
-  static constexpr int kTeamBlocks = 8;       // of a cluster
-  static constexpr int kMaxTeamTokens = 512;  // tokens of a team at a time
-  static constexpr int kTableSize = 2048;     // hash table of their slots, a quarter full at most
+  static constexpr int kTeamBlocks = 8;        // of a cluster
+  static constexpr int kMaxTeamTokens = 1024;  // tokens of a team at a time
+  static constexpr int kTableSize = 2048;      // hash table of their slots, half full at most
   static_assert(kThreads % 32 == 0 && kTeamThreads % 32 == 0 && kTeamThreads <= 1024 && kThreads <= kTeamThreads);
   static_assert(kMaxTeamBlocks % kTeamBlocks == 0);
-  static_assert((kTableSize & (kTableSize - 1)) == 0 && kTableSize >= 4 * kMaxTeamTokens);
+  static_assert((kTableSize & (kTableSize - 1)) == 0 && kTableSize >= 2 * kMaxTeamTokens);
 };
 
 }  // namespace pagedkern

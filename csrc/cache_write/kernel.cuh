@@ -43,7 +43,7 @@ struct QuantizeRow {
     for (int u = 0; u < kUnroll; ++u) {
       float x[kCount];
       data[u].get(x);
-      const Quotient quotient(places.live(u) ? places.scale(u) : 1.0f);
+      const Quotient quotient = places.quotient(u);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
       codes[u].encode(x);
@@ -52,22 +52,25 @@ struct QuantizeRow {
     if constexpr (kTrade) {
       const bool odd = threadIdx.x % 2 != 0;
       const uint4 both = trade_halves(codes[0].vector[0], codes[1].vector[0], odd);
-      // Both written out: an index that is no constant would put the parts into local memory.
-      if (odd && places.live(1)) *reinterpret_cast<uint4*>(places.target(1) - kCount) = both;
-      if (!odd && places.live(0)) *reinterpret_cast<uint4*>(places.target(0)) = both;
+      if (odd ? places.live(1) : places.live(0)) {
+        *reinterpret_cast<uint4*>(places.target_of(odd) - (odd ? kCount : 0)) = both;
+      }
     }
   }
 };
 
-// Scales of one kind for all tokens and heads are loaded once.
+// One scale for all tokens and heads is loaded once.
 class ScaleReader {
  public:
   __device__ __forceinline__ explicit ScaleReader(const KvScale& scale)
       : scale_(scale), varies_(scale.data != nullptr && (scale.per_token() || scale.stride_head != 0)) {
     if (!varies_ && scale.data != nullptr) fixed_ = scale.data[0];
   }
+  __device__ __forceinline__ bool varies() const { return varies_; }
+  // The one scale, where it does not vary.
+  __device__ __forceinline__ float fixed() const { return fixed_; }
   __device__ __forceinline__ float at(int64_t block, int64_t offset, int64_t head) const {
-    return varies_ ? scale_.data[scale_.offset(block, offset, head)] : fixed_;
+    return scale_.data[scale_.offset(block, offset, head)];
   }
 
  private:
@@ -99,15 +102,29 @@ struct PartPlaces {
   const bool (&alive)[kUnroll];
   const PagedCache& cache;
   const ScaleReader& scales;
+  const Quotient& fixed;  // where the scale does not vary
 
   __device__ __forceinline__ bool live(int u) const { return alive[u]; }
-  __device__ __forceinline__ float scale(int u) const {
-    return scales.at(slots.block(parts[u].token), slots.offset(parts[u].token), parts[u].head);
+  __device__ __forceinline__ Quotient quotient(int u) const {
+    if (!scales.varies() || !alive[u]) return fixed;
+    return Quotient(scales.at(slots.block(parts[u].token), slots.offset(parts[u].token), parts[u].head));
   }
   __device__ __forceinline__ typename Row::Target* target(int u) const {
-    const RowPart& part = parts[u];
-    return static_cast<typename Row::Target*>(cache.data) +
-           cache.offset(slots.block(part.token), slots.offset(part.token), part.head) + part.element;
+    return target(slots.block(parts[u].token), slots.offset(parts[u].token), parts[u].head, parts[u].element);
+  }
+  // Of the second part or the first. Both are looked up and one is taken: lanes of a warp then read one place of the
+  // table, and an index that is no constant would put the parts into local memory. It must be live.
+  __device__ __forceinline__ typename Row::Target* target_of(bool second) const {
+    const RowPart &a = parts[0], &b = parts[1];
+    const int64_t blocks[] = {alive[0] ? slots.block(a.token) : 0, alive[1] ? slots.block(b.token) : 0};
+    const int64_t offsets[] = {alive[0] ? slots.offset(a.token) : 0, alive[1] ? slots.offset(b.token) : 0};
+    return target(second ? blocks[1] : blocks[0], second ? offsets[1] : offsets[0], second ? b.head : a.head,
+                  second ? b.element : a.element);
+  }
+
+ private:
+  __device__ __forceinline__ typename Row::Target* target(int64_t block, int64_t offset, int head, int element) const {
+    return static_cast<typename Row::Target*>(cache.data) + cache.offset(block, offset, head) + element;
   }
 };
 
@@ -120,11 +137,13 @@ static __device__ __forceinline__ void load_part(typename Row::Data& data, const
 
 // grid: teams of blocks. A team takes team_tokens tokens after the other; a thread the same parts of key and value.
 template <class Row>
-__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads)
+// Two blocks of an SM: left to itself the compiler spills for more.
+__global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads, 2)
     reshape_and_cache_kernel(const __grid_constant__ CacheWriteKernelParams p) {
   __shared__ SlotTable slots;
   const Team team;
   const ScaleReader k_scale(p.k_scale), v_scale(p.v_scale);
+  const Quotient k_quotient(k_scale.fixed()), v_quotient(v_scale.fixed());
 
   for (int64_t first = team.index() * p.team_tokens; first < p.num_slots; first += team.num_teams() * p.team_tokens) {
     const int64_t left = p.num_slots - first;
@@ -153,8 +172,8 @@ __global__ void __launch_bounds__(CacheWriteConfig::kTeamThreads)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) live[u] = live[u] && slots.live(part[u].token);
       }
-      Row::store(key, PartPlaces<Row>{slots, part, live, p.key_cache, k_scale});
-      Row::store(value, PartPlaces<Row>{slots, part, live, p.value_cache, v_scale});
+      Row::store(key, PartPlaces<Row>{slots, part, live, p.key_cache, k_scale, k_quotient});
+      Row::store(value, PartPlaces<Row>{slots, part, live, p.value_cache, v_scale, v_quotient});
     }
     __syncthreads();  // the table is built anew for the next tokens
   }

@@ -8,7 +8,7 @@ namespace pagedkern {
 
 struct CacheWriteKernelParams : CacheWriteParams {
   int64_t team_tokens;  // tokens that a team of blocks takes at a time
-  int32_t table_size;   // of the hash table of their slots: a power of two, four times as many at least
+  int32_t table_size;   // of the hash table of their slots: a power of two, twice as many at least
   // reshape_and_cache, where the heads of a token that lie end to end everywhere are one row (num_kv_heads is then 1).
   FastDivide chunks_of_row;
   // all

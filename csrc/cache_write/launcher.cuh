@@ -31,7 +31,7 @@ inline LaunchConfig team_grid(CacheWriteKernelParams& p, int64_t threads_of_toke
   const int64_t most_tokens = std::clamp<int64_t>((1 << 30) / threads_of_token, 1, Config::kMaxTeamTokens);
   p.team_tokens = std::min(divide_up(p.num_slots, teams), most_tokens);
   p.table_size = 64;
-  while (p.table_size < 4 * p.team_tokens) p.table_size *= 2;
+  while (p.table_size < 4 * p.team_tokens && p.table_size < Config::kTableSize) p.table_size *= 2;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(teams, divide_up(p.num_slots, p.team_tokens)) * team_blocks));
   config.block = dim3(static_cast<unsigned>(threads));

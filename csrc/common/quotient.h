@@ -24,7 +24,8 @@ class Quotient {
     const float q = adjusted * reciprocal_;
     const float rest = fmaf(-q, scale_, adjusted);
     // No correction where the rest is 0 (a corrected -0 would be +0), infinite or NaN.
-    return fabsf(rest) > 0.0f && fabsf(q) < 0x1p17f ? fmaf(rest, reciprocal_, q) : q;
+    const float corrected = fmaf(rest, reciprocal_, q);
+    return (fabsf(rest) > 0.0f) & (fabsf(q) < 0x1p17f) ? corrected : q;  // `&&` would be two branches
   }
 
  private:

@@ -125,15 +125,20 @@ bool Warp::resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, 
   if (a->stamps && !strong(access) && !global_order_of_stretch(*a, address, total, access)) return false;
   if (!launch->options.counters) return true;
   const u64 first = address / kSectorBytes, sectors = (address + total - 1) / kSectorBytes - first + 1;
-  count_global(access, u64(bytes) * kLanes, u32(sectors));
+  count_global(access, kLanes, bytes, u32(sectors));
   if (!a->read_sectors) return true;
   if (reads(access)) a->read_sectors->set(first - a->first_sector(), sectors);
   if (writes(access)) a->write_sectors->set(first - a->first_sector(), sectors);
   return true;
 }
 
-void Warp::count_global(Access access, u64 moved, u32 sectors) const {
+void Warp::count_global(Access access, u32 lanes, u32 bytes, u32 sectors) const {
   Counters& c = worker->counters;
+  const u64 moved = u64(lanes) * bytes;
+  if (bytes == 16) {
+    c.global_vector_bytes += moved;
+    c.global_vector_requests += 1;
+  }
   if (reads(access)) {
     c.global_load_bytes += moved;
     c.global_load_requests += 1;
@@ -182,7 +187,7 @@ void Warp::resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, 
   }
   near_allocations_[pc % near_allocations_.size()] = a;
   if (launch->options.counters)
-    count_global(access, u64(std::popcount(mask)) * bytes, distinct_sectors(addresses, mask, bytes, nullptr));
+    count_global(access, u32(std::popcount(mask)), bytes, distinct_sectors(addresses, mask, bytes, nullptr));
 }
 
 Block& Warp::shared_target(u32 lane, u64 address, u32 bytes, u32* offset) {

@@ -13,6 +13,7 @@ struct Counters {
   std::array<u64, size_t(InstClass::kCount)> by_class{};
   u64 global_load_bytes = 0, global_load_requests = 0, global_load_sectors = 0;
   u64 global_store_bytes = 0, global_store_requests = 0, global_store_sectors = 0;
+  u64 global_vector_bytes = 0, global_vector_requests = 0;  // of loads and stores of 16 bytes a lane
   u64 unique_global_read_bytes = 0, unique_global_write_bytes = 0;
   u64 bulk_bytes = 0;
   u64 shared_load_wavefronts = 0, shared_store_wavefronts = 0, shared_bank_conflicts = 0;
@@ -28,6 +29,8 @@ struct Counters {
     global_store_bytes += o.global_store_bytes;
     global_store_requests += o.global_store_requests;
     global_store_sectors += o.global_store_sectors;
+    global_vector_bytes += o.global_vector_bytes;
+    global_vector_requests += o.global_vector_requests;
     bulk_bytes += o.bulk_bytes;
     shared_load_wavefronts += o.shared_load_wavefronts;
     shared_store_wavefronts += o.shared_store_wavefronts;

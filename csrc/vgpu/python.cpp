@@ -44,6 +44,8 @@ py::dict report_dict(const Kernel& kernel, const LaunchReport& r) {
   d["global_store_bytes"] = c.global_store_bytes;
   d["global_store_requests"] = c.global_store_requests;
   d["global_store_sectors"] = c.global_store_sectors;
+  d["global_vector_bytes"] = c.global_vector_bytes;
+  d["global_vector_requests"] = c.global_vector_requests;
   d["unique_global_read_bytes"] = c.unique_global_read_bytes;
   d["unique_global_write_bytes"] = c.unique_global_write_bytes;
   d["bulk_bytes"] = c.bulk_bytes;

@@ -152,7 +152,7 @@ class Warp {
   void set_limit();
   void resolve_global(const u64* addresses, u32 mask, u32 bytes, u32 align, Access access, u8** pointers);
   bool resolve_global_stretch(u64 address, u32 total, u32 bytes, u32 align, Access access);
-  void count_global(Access access, u64 moved, u32 sectors) const;
+  void count_global(Access access, u32 lanes, u32 bytes, u32 sectors) const;
   bool ordered_after(Stamp stamp) const;
   bool global_order_of_stretch(Allocation& a, u64 address, u32 bytes, Access access) const;
   void check_global_order(Allocation& a, u64 address, u32 bytes, u32 lane, Access access);

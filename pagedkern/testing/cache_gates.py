@@ -20,7 +20,7 @@ class Call:
     run: Callable[[], None]
     must_read: int
     must_write: int
-    index_bytes: int = 0  # of must_read: slots, positions, tables, scales and lse, which are read a few bytes at a time
+    rows: int  # bytes that lanes ask for 16 at a time: all of key, value and query, and rope's angles
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,21 @@ class Traffic:
     call: Call
     memory: float  # distinct sectors, read and written: what reaches memory at the least
     requested: float  # sectors of all requests: what passes the first-level caches
-    access: float  # bytes of an average access of a lane to rows
-    conflicts: float  # wavefronts of shared memory beyond the fewest, for each request to global memory
+    vectors: float  # bytes moved by accesses of 16 bytes, over rows: 1 is all of them and each once
+    lanes: float  # lanes at work in such a request, of 32
+    conflicts: int  # wavefronts of shared memory beyond the fewest
     launches: int
 
     def row(self) -> str:
         return (
             f"| {self.call.name} | {(self.call.must_read + self.call.must_write) / 1e6:.2f} | {self.memory:.4f} "
-            f"| {self.requested:.4f} | {self.access:.2f} | {self.conflicts:.4f} |"
+            f"| {self.requested:.4f} | {self.vectors:.4f} | {self.lanes:.2f} | {self.conflicts} |"
         )
 
 
 HEADING = (
-    "| call | MB that must move | distinct sectors | sectors requested | bytes an access | bank conflicts a request |"
+    "| call | MB that must move | distinct sectors | sectors requested | rows by 16 bytes | lanes at work "
+    "| bank conflicts |"
 )
 
 
@@ -53,18 +55,17 @@ def measure(call: Call) -> Traffic:
         key: sum(report[key] for report in session.reports)
         for key in (
             "unique_global_read_bytes", "unique_global_write_bytes", "global_load_sectors", "global_store_sectors",
-            "global_load_requests", "global_store_requests", "global_load_bytes", "global_store_bytes",
-            "shared_bank_conflicts",
+            "global_vector_bytes", "global_vector_requests", "shared_bank_conflicts",
         )
     }  # fmt: skip
     must = call.must_read + call.must_write
-    requests = total["global_load_requests"] + total["global_store_requests"]
     return Traffic(
         call,
         memory=(total["unique_global_read_bytes"] + total["unique_global_write_bytes"]) / must,
         requested=SECTOR * (total["global_load_sectors"] + total["global_store_sectors"]) / must,
-        access=(must - call.index_bytes) / (32 * requests),
-        conflicts=total["shared_bank_conflicts"] / requests,
+        vectors=total["global_vector_bytes"] / call.rows,
+        lanes=total["global_vector_bytes"] / (16 * total["global_vector_requests"]),
+        conflicts=total["shared_bank_conflicts"],
         launches=len(session.reports),
     )
 
@@ -111,24 +112,25 @@ def write_calls(tokens: int, kv_heads: int = 8) -> list[Call]:
     positions = torch.arange(tokens)
     rope_bytes = 2 * tokens * HEADS * HEAD_DIM + x.row_bytes  # query and key, read and written
     rope = (positions, angles, x.slots)
-    table_bytes = 4 * tokens * HEAD_DIM + 8 * tokens
+    rope_reads = rope_bytes + rows // 2 + slot_bytes + 4 * tokens * HEAD_DIM + 8 * tokens
+    angles_of_lanes = 4 * 4 * tokens * HEAD_DIM  # the lanes of four heads ask for the same ones
     return [
         Call(f"write bf16 NHD, {label}", lambda: ops.reshape_and_cache(x.key, x.value, *nhd, x.slots),
-             rows + slot_bytes, rows, slot_bytes),
+             rows + slot_bytes, rows, 2 * rows),
         Call(f"write bf16 HND, {label}",
              lambda: ops.reshape_and_cache(x.key, x.value, *hnd, x.slots),
-             rows + slot_bytes, rows, slot_bytes),
+             rows + slot_bytes, rows, 2 * rows),
         Call(f"write e4m3, {label}", lambda: ops.reshape_and_cache(x.key, x.value, *fp8, x.slots, *scale),
-             rows + slot_bytes, rows // 2, slot_bytes),
+             rows + slot_bytes, rows // 2, rows + rows // 2),
         Call(f"write e4m3 dynamic, {label}",
              lambda: ops.reshape_and_cache_dynamic(x.key, x.value, *fp8, *token_scales, x.slots),
-             rows + slot_bytes, rows // 2 + scale_bytes, slot_bytes + scale_bytes),
+             rows + slot_bytes, rows // 2 + scale_bytes, rows + rows // 2),
         Call(f"rope and write bf16, {label}",
              lambda: ops.rope_reshape_and_cache(x.query, x.key, x.value, *nhd, *rope),
-             rope_bytes + rows // 2 + table_bytes + slot_bytes, rope_bytes + rows, slot_bytes + 8 * tokens),
+             rope_reads, rope_bytes + rows, 2 * rope_bytes + rows // 2 + rows + angles_of_lanes),
         Call(f"rope and write e4m3, {label}",
              lambda: ops.rope_reshape_and_cache(x.query, x.key, x.value, *fp8, *rope, False, *scale),
-             rope_bytes + rows // 2 + table_bytes + slot_bytes, rope_bytes + rows // 2, slot_bytes + 8 * tokens),
+             rope_reads, rope_bytes + rows // 2, 2 * rope_bytes + rows + angles_of_lanes),
     ]  # fmt: skip
 
 
@@ -147,12 +149,12 @@ def read_calls(tokens: int, kv_heads: int = 8) -> list[Call]:
     label = f"{tokens} tokens"
     return [
         Call(f"gather bf16, {label}", lambda: ops.gather_cache(x.key, x.value, *nhd, *where),
-             rows + table_bytes, rows, table_bytes),
+             rows + table_bytes, rows, 2 * rows),
         Call(f"gather e4m3, {label}", lambda: ops.gather_cache(x.key, x.value, *fp8, *where, *scale),
-             rows // 2 + table_bytes, rows, table_bytes),
+             rows // 2 + table_bytes, rows, rows // 2 + rows),
         Call(f"merge bf16, {label}",
              lambda: ops.merge_attention_states(out, out_lse, parts[0], lse[0], parts[1], lse[1]),
-             2 * part_bytes + 2 * lse_bytes, part_bytes + lse_bytes, 3 * lse_bytes),
+             2 * part_bytes + 2 * lse_bytes, part_bytes + lse_bytes, 3 * part_bytes),
     ]  # fmt: skip
 
 
@@ -164,4 +166,4 @@ def copy_calls(pairs: int, layers: int, kv_heads: int = 8) -> list[Call]:
     moved = pairs * layers * 2 * BLOCK_SIZE * kv_heads * HEAD_DIM * 2
     keys, values = [c[0] for c in caches], [c[1] for c in caches]
     name = f"copy_blocks, {pairs} pairs, {layers} layers"
-    return [Call(name, lambda: ops.copy_blocks(keys, values, mapping), moved + 16 * pairs, moved, 16 * pairs)]
+    return [Call(name, lambda: ops.copy_blocks(keys, values, mapping), moved + 16 * pairs, moved, 2 * moved)]

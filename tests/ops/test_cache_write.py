@@ -78,9 +78,10 @@ def test_of_tokens_with_one_slot_one_wins_whole(backend, op, cache_dtype):
 
 
 @pytest.mark.parametrize("op", ["reshape_and_cache", "reshape_and_cache_dynamic", "rope_reshape_and_cache"])
-def test_of_many_tokens_with_one_slot_one_wins_whole(backend, op):
+@pytest.mark.parametrize("step", [1, 16], ids=["any_slots", "starts_of_pages"])
+def test_of_many_tokens_with_one_slot_one_wins_whole(backend, op, step):
     """Some slots come twice, far apart and side by side, some on and on, some once: with so many tokens that blocks of
-    a GPU work on them in teams."""
+    a GPU work on them in teams. Starts of pages, the slots of a decode step, all want one column of a team's table."""
     num_tokens, heads, head_dim = 2600, 2, 16
     token = (torch.arange(num_tokens) % 13 + 1).float()
     rows = token[:, None, None].expand(num_tokens, heads, head_dim).to(torch.bfloat16).contiguous()
@@ -88,22 +89,24 @@ def test_of_many_tokens_with_one_slot_one_wins_whole(backend, op):
     slots[2000:2500] = slots[torch.randperm(2000)[:500]]
     slots[1:200:2] = slots[0:200:2]
     slots[torch.randperm(num_tokens)[:300]] = 4095
+    slots *= step
+    num_slots = 4096 * step
     dtype = torch.float8_e4m3fn if op == "reshape_and_cache_dynamic" else torch.bfloat16
-    caches = [torch.zeros(256, 16, heads, head_dim).to(dtype) for _ in range(2)]
-    scales = [torch.ones(256, 16, heads) for _ in range(2)]
+    caches = [torch.zeros(256 * step, 16, heads, head_dim).to(dtype) for _ in range(2)]
+    scales = [torch.ones(256 * step, 16, heads) for _ in range(2)]
     if op == "rope_reshape_and_cache":
         turn = (torch.zeros(num_tokens, dtype=torch.int64), torch.cat([torch.ones(1, 8), torch.zeros(1, 8)], 1))
         backend.op(op)(rows.clone(), rows.clone(), rows, *caches, *turn, slots)
     else:
         extra = scales if op == "reshape_and_cache_dynamic" else ()
         backend.op(op)(rows, rows, *caches, *extra, slots)
-    stored = [(c.float() * s[..., None]).reshape(4096, -1).round() for c, s in zip(caches, scales, strict=True)]
+    stored = [(c.float() * s[..., None]).reshape(num_slots, -1).round() for c, s in zip(caches, scales, strict=True)]
     stored = torch.cat(stored, 1)
     assert torch.equal(stored, stored[:, :1].expand_as(stored)), "a row is a mixture of tokens"
-    allowed = torch.zeros(4096, 14, dtype=torch.bool)
-    allowed[:, 0] = ~torch.isin(torch.arange(4096), slots)
+    allowed = torch.zeros(num_slots, 14, dtype=torch.bool)
+    allowed[:, 0] = ~torch.isin(torch.arange(num_slots), slots)
     allowed[slots, token.long()] = True
-    assert allowed[torch.arange(4096), stored[:, 0].long()].all()
+    assert allowed[torch.arange(num_slots), stored[:, 0].long()].all()
 
 
 def test_rope_is_the_unfused_ops_one_after_another(backend):

@@ -39,6 +39,8 @@ def test_coalesced_copy(words, mode, seed):
         assert report[f"global_{way}_requests"] == 32
         assert report[f"global_{way}_sectors"] == 32 * 4 * words
         assert report[f"global_{way}_bytes"] == 4096 * words
+    assert report["global_vector_requests"] == (64 if words == 4 else 0)
+    assert report["global_vector_bytes"] == (2 * 16384 if words == 4 else 0)
     assert report["unique_global_read_bytes"] == report["unique_global_write_bytes"] == 4096 * words
     assert report["instructions_by_class"] == {
         "load_other": 2 * 32,
@@ -313,4 +315,5 @@ def test_random_accesses(width):
             assert report["global_load_requests"] == control + bool(active.any())
             assert report["global_load_sectors"] == 4 * control + sectors, words
             assert report["global_load_bytes"] == 128 * control + int(active.sum()) * width
+            assert report["global_vector_bytes"] == (int(active.sum()) * 16 if width == 16 else 0)
             assert report["unique_global_read_bytes"] == 32 * (4 * control + sectors)
