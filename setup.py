@@ -82,7 +82,7 @@ CUDA = _files(
 # Which kernel takes a call, and where in it: plain C++, linked wherever the kernels are.
 CUDA_DISPATCH = _files("csrc/", ".cpp", "paged_attention/dispatch paged_decode/dispatch paged_prefill/dispatch")
 # Python module `_C`.
-MODULE = ["csrc/bindings/module.cpp", "csrc/paged_decode/plan.cpp", "csrc/vgpu/python.cpp"]
+MODULE = _files("csrc/", ".cpp", "bindings/module paged_decode/plan paged_prefill/plan vgpu/python")
 # Virtual GPU: compiled once, and the instruction families once per level.
 VGPU = _files(
     "csrc/vgpu/",

@@ -65,6 +65,21 @@ def schedule_rows(table, heads, dtype):
         )
 
 
+def many_rows(table):
+    for dtype in (gates.BF16, gates.E4M3):
+        for case in gates.READ_ONCE:
+            for kernel, value in gates.kv_bytes_by_kernel(case, dtype).items():
+                name = "paged_prefill" if "paged_prefill" in kernel else "paged_decode"
+                table.row(case, dtype, f"KV bytes requested, {name}", value, gates.MANY_ROWS_KV_BYTES)
+        for case in gates.SHARED_OUT:
+            found = gates.shared_out(case, dtype)
+            table.row(case, dtype, "busiest block over the mean", found.balance, gates.LIMITS[dtype].balance)
+            print(
+                f"{case!s:<11} {NAMES[dtype]}  {found.blocks} busy blocks, the longest {found.speedup:.1f} times "
+                f"shorter than a tile of rows, partial results {found.partials:.3f} of KV bytes"
+            )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seqs", type=int, default=1, help="sequences of the run that is counted")
@@ -75,6 +90,7 @@ def main():
             static_rows(table, heads, dtype)
             dynamic_rows(table, heads, dtype, args.seqs)
             schedule_rows(table, heads, dtype)
+    many_rows(table)
     print(f"{table.missed} gates missed")
     return 1 if table.missed else 0
 

@@ -23,6 +23,14 @@ inline Status to_status(cudaError_t error) {
   return error == cudaSuccess ? Status{} : Status{cudaGetErrorString(error)};
 }
 
+// Of the current device, `most` at most, and where that cannot be told.
+inline int device_multiprocessors(int most) {
+  int device = 0, count = 0;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+  return known && count < most ? count : most;
+}
+
 // Above this a block needs the opt-in attribute.
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 

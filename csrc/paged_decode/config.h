@@ -6,11 +6,10 @@
 #include <cstdint>
 
 #include "common/dtypes.h"
-#include "paged_decode/schedule.h"
+#include "common/split_schedule.h"
 
 namespace pagedkern {
 
-constexpr int kMaxMultiprocessors = 144;  // a full GH100
 constexpr int kMaxDecodeBlocksPerMultiprocessor = 2;
 constexpr int kMaxDecodeBlocks = kMaxMultiprocessors * kMaxDecodeBlocksPerMultiprocessor;
 constexpr size_t kSharedBytesOfMultiprocessor = 228 * 1024;
@@ -31,6 +30,7 @@ struct PagedDecodeConfig {
   static constexpr int kRows = kRows_;
   static constexpr bool kGeneral = kGeneral_;
   static constexpr bool kFp8 = is_fp8(kCache);
+  static constexpr bool kManyRowTiles = false;  // the rows of a sequence are one tile
 
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
@@ -64,7 +64,7 @@ struct PagedDecodeConfig {
   static constexpr int kSlots = kSlotsWith(kBlocksPerMultiprocessor);
 
   // Tiles worth a bucket of their own in a call of `pieces` tiles, where `keys` keys are in a long one.
-  PAGEDKERN_HOST_DEVICE static int64_t least_tiles(int64_t pieces, int64_t keys) {
+  PAGEDKERN_HOST_DEVICE static int64_t least_tiles(int64_t pieces, int64_t /*units*/, int64_t keys) {
     const bool is_short = pieces * (2 * kTileKeys * kRowBytes) <= kShortCallBytes;
     return ceil_div<int64_t>(is_short ? ceil_div(keys, kShortCallShare) : keys, kTileKeys);
   }

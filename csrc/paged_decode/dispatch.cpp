@@ -3,47 +3,23 @@
 #include <cstdint>
 
 #include "common/cache_rows.h"
+#include "common/split_workspace.h"
 #include "paged_decode/config.h"
 #include "paged_decode/instances.h"
 #include "paged_decode/launcher.h"
-#include "paged_decode/schedule.h"
 
 namespace pagedkern {
 namespace {
 
 constexpr int64_t kLeastTileKeys = 64;  // of all configs
-constexpr int64_t kCounterAlignment = 64;
 
 // Rows of the query tile; results do not depend on it.
 int tile_rows(int64_t group, int64_t max_seqlen_q) {
-  return group * std::min(max_seqlen_q, kMaxDecodeQueryLen) <= 8 ? 8 : 16;
+  return group * std::min(max_seqlen_q, max_decode_query_len(group)) <= 8 ? 8 : 16;
 }
 
-struct Workspace {
-  int64_t token_tiles;
-  int64_t max_splits;
-  int64_t slot_rows;
-  int64_t counter_bytes;
-  int64_t bytes;
-};
-
-// `places`: query tokens that may have partial results.
-Workspace workspace_of(int64_t places, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t max_seqlen_q,
-                       int64_t max_seqlen_k, int64_t num_splits, int rows) {
-  const int64_t group = num_heads / num_kv_heads;
-  Workspace w;
-  w.token_tiles = ceil_div<int64_t>(group, rows);
-  w.slot_rows = std::min<int64_t>(rows, group * std::max<int64_t>(max_seqlen_q, 1));
-  w.max_splits = std::max<int64_t>(1, std::min(num_splits, ceil_div(max_seqlen_k, kLeastTileKeys)));
-  int64_t counters = kMaxDecodeBlocks, slots = 2 * kMaxDecodeBlocks;
-  if (num_splits > 0) {
-    counters = places * w.token_tiles * num_kv_heads;
-    slots = counters * w.max_splits;
-    if (w.max_splits == 1) counters = slots = 0;  // nothing is ever merged
-  }
-  w.counter_bytes = ceil_div<int64_t>(counters * 8, kCounterAlignment) * kCounterAlignment;
-  w.bytes = w.counter_bytes + slots * slot_floats(w.slot_rows, head_dim) * 4;
-  return w;
+int64_t rows_of_slot(int64_t group, int64_t max_seqlen_q, int rows) {
+  return std::min<int64_t>(rows, group * std::max<int64_t>(max_seqlen_q, 1));
 }
 
 // Of rows of 16-bit elements.
@@ -59,18 +35,12 @@ bool needs_general(const PagedAttentionParams& p, bool slabs_in_pages) {
 
 }  // namespace
 
-bool paged_decode_takes(const PagedAttentionParams&) {
-  return true;
-}
-
 int64_t paged_decode_workspace_size(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                                     int64_t num_seqs, int64_t max_seqlen_q, int64_t max_seqlen_k, int64_t num_splits) {
-  if (num_tokens == 0 || num_seqs == 0) return 0;
-  const int64_t places = std::min(num_tokens, num_seqs * kMaxDecodeQueryLen);
-  const auto bytes = [&](int rows) {
-    return workspace_of(places, num_heads, num_kv_heads, head_dim, max_seqlen_q, max_seqlen_k, num_splits, rows).bytes;
-  };
-  return std::max(bytes(8), bytes(16));
+  const int64_t slot = slot_floats(rows_of_slot(num_heads / num_kv_heads, max_seqlen_q, kMaxDecodeRows), head_dim);
+  return split_workspace(
+             {num_tokens, num_seqs, max_seqlen_k, num_splits, 1, kLeastTileKeys, num_kv_heads, kMaxDecodeBlocks, slot})
+      .bytes;
 }
 
 Status launch_paged_decode(const PagedAttentionParams& op, void* stream) {
@@ -88,17 +58,18 @@ Status launch_paged_decode(const PagedAttentionParams& op, void* stream) {
   const int dim = padded_head_dim(op.cache.head_dim, general);
   p.slabs_in_pages = p.slabs_in_pages && dim == op.cache.head_dim;
   const int rows = general ? 16 : tile_rows(p.group, op.max_seqlen_q);
-  const int64_t seq_places = op.num_seqs * op.last_query_len;  // the others' tokens have none
-  const Workspace w = workspace_of(std::min(op.num_tokens, seq_places), op.num_heads, op.cache.num_kv_heads,
-                                   op.cache.head_dim, op.max_seqlen_q, op.max_seqlen_k, op.num_splits, rows);
-  if (w.bytes > op.workspace_bytes) return {"the workspace is smaller than paged_attention_workspace_size says"};
-  p.token_tiles = static_cast<int32_t>(w.token_tiles);
-  p.seq_tokens = seq_places < op.num_tokens ? static_cast<int32_t>(op.last_query_len) : 0;
-  p.max_splits = static_cast<int32_t>(w.max_splits);
-  p.slot_rows = static_cast<int32_t>(w.slot_rows);
-  p.counters = static_cast<uint64_t*>(op.workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<char*>(op.workspace) + w.counter_bytes);
-  p.least_keys = static_cast<int32_t>(least_part_keys(w.slot_rows, op.cache.dtype));
+  p.slot_rows = static_cast<int32_t>(rows_of_slot(p.group, op.max_seqlen_q, rows));
+  const SplitBounds bounds = {op.num_tokens,
+                              op.num_seqs,
+                              op.max_seqlen_k,
+                              op.num_splits,
+                              1,
+                              kLeastTileKeys,
+                              op.cache.num_kv_heads,
+                              kMaxDecodeBlocks,
+                              slot_floats(p.slot_rows, op.cache.head_dim)};
+  if (!place_split_workspace(bounds, p)) return {"the workspace is smaller than paged_attention_workspace_size says"};
+  p.least_keys = static_cast<int32_t>(least_part_keys(p.slot_rows, op.cache.dtype));
   return with_instance(op.cache.dtype, dim, [&]<DType kCache, int kDim>() {
     return launch_paged_decode_instance<kCache, kDim>(p, rows, general, stream);
   });

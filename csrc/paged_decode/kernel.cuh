@@ -3,6 +3,7 @@
 
 #include "arch/grid_dependency.cuh"
 #include "arch/opaque.cuh"
+#include "common/split_walk.cuh"
 #include "paged_decode/merge.cuh"
 
 namespace pagedkern {
@@ -135,8 +136,8 @@ static __device__ __forceinline__ void clear_ring(PagedDecodeShared<Config>& sha
   __syncwarp();
 }
 
-// grid [min(resident blocks, most buckets)]. A block computes its bucket of the schedule, see schedule.h; each warp has
-// kWarpKeys keys of every tile and sums of its own, which meet at the end of a part.
+// grid [min(resident blocks, most buckets)]. A block computes its bucket of the schedule, see split_schedule.h; each
+// warp has kWarpKeys keys of every tile and sums of its own, which meet at the end of a part.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
     paged_decode_kernel(const __grid_constant__ PagedDecodeParams p) {
@@ -147,11 +148,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   constexpr bool kEven = kSlots % 2 == 0;  // then a slot is always of keys or always of values
   if constexpr (Config::kGeneral) clear_ring(shared, warp, lane);
   grid_dependency_wait();
-  const Cut cut = find_bucket(p, shared);
+  const Cut cut = find_bucket<Config>(p, shared.split);
   if (cut.buckets == 0) return;
 
   LoadStream<Config> stream;
-  stream.start(p, shared.parts, warp, lane);
+  stream.start(p, shared.split.parts, warp, lane);
   RingPlace<Config> place(shared, warp, 0), before(shared, warp, kSlots - 1);
   const uint32_t ring_end = opaque(place.slot + kSlots * Config::kSlotBytes);
 #pragma unroll
@@ -165,12 +166,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   DecodeQuery<Config> query;
   DecodeState<Config> state;
   for (uint32_t index = 0;; ++index) {
-    const Part part = shared.parts[index % Config::kParts];
+    const Part part = shared.split.parts[index % Config::kParts];
     if (part.tile_begin == part.tile_end) break;
     load_rows(p, shared, part);
     __syncthreads();
     // In place of the part before this one, which nobody looks at any more.
-    if (index > 0 && threadIdx.x == 0) next_part<Config>(p, shared.walk, shared.parts[(index - 1) % Config::kParts]);
+    if (index > 0 && threadIdx.x == 0) {
+      next_part<Config>(p, shared.split.walk, shared.split.parts[(index - 1) % Config::kParts]);
+    }
     query.keep(shared, lane);
     state.clear();
     const KeyRange all = seen_by_all(shared);

@@ -27,15 +27,10 @@ auto with_decode_config(int rows, bool general, Use use) {
 // The grid has a constant shape for given bounds, whatever the lengths: as many blocks as the device holds at once.
 template <class Config>
 int64_t decode_grid(const PagedDecodeParams& p) {
-  int device = 0, multiprocessors = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    multiprocessors = kMaxMultiprocessors;
-  }
-  const int64_t resident = std::min(multiprocessors, kMaxMultiprocessors) * Config::kBlocksPerMultiprocessor;
+  const int64_t resident = device_multiprocessors(kMaxMultiprocessors) * Config::kBlocksPerMultiprocessor;
   const int64_t tiles = std::max<int64_t>(1, ceil_div<int64_t>(p.op.max_seqlen_k, Config::kTileKeys));
   const int64_t pieces = p.op.num_splits > 0 ? std::min<int64_t>(tiles, p.op.num_splits) : tiles;
-  return std::min(resident, p.op.num_tokens * p.token_tiles * p.op.cache.num_kv_heads * pieces);
+  return std::min(resident, p.op.num_tokens * p.op.cache.num_kv_heads * pieces);
 }
 
 template <DType kCache, int kDim>

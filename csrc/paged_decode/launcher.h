@@ -1,5 +1,5 @@
-// Decode attention: the sequences of a call with few query tokens. Which they are is the dispatch's choice
-// (first_query_len and last_query_len of the params); any such length is right, up to kMaxDecodeQueryLen is quick.
+// Decode attention: the sequences of a call with few query rows. Which they are is the dispatch's choice
+// (first_query_len and last_query_len of the params): those of 1 to max_decode_query_len tokens, or fewer.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,14 @@
 
 namespace pagedkern {
 
-// Beyond it, tiles over the query read keys and values less often.
-constexpr int64_t kMaxDecodeQueryLen = 16;
+// (query token, query head) pairs of a KV head that one tile takes. More of them read keys and values less often in the
+// larger tiles of paged_prefill.
+constexpr int64_t kMaxDecodeRows = 16;
 
-// Whether sequences of 1 to kMaxDecodeQueryLen query tokens of this call can go to this kernel: always, so far. The
-// answer never depends on the batch or on the bounds, so that a row is computed the same way beside any others.
-bool paged_decode_takes(const PagedAttentionParams& params);
+// 0: more heads share a KV head than a tile has rows.
+constexpr int64_t max_decode_query_len(int64_t group) {
+  return kMaxDecodeRows / group;
+}
 
 // Bytes of params.workspace; they may hold anything before a launch, and concurrent launches must not share them.
 int64_t paged_decode_workspace_size(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -24,7 +26,8 @@ int64_t paged_decode_workspace_size(int64_t num_tokens, int64_t num_heads, int64
 // One launch. `stream` is a cudaStream_t of the current device.
 Status launch_paged_decode(const PagedAttentionParams& params, void* stream);
 
-// What the schedule comes to where each sequence has one query token and num_splits is 0; for tests and benches.
+// What the schedule comes to where each sequence has one query token of at most kMaxDecodeRows heads of a KV head, and
+// num_splits is 0; for tests and benches.
 struct DecodePlan {
   std::vector<int64_t> bucket_tiles;  // tiles of keys that each busy block computes
   int64_t partial_bytes = 0;          // of partial results, written and read

@@ -4,7 +4,8 @@
 
 #include "arch/cp_async.cuh"
 #include "arch/ldmatrix.cuh"
-#include "paged_decode/walk.cuh"
+#include "paged_decode/params.h"
+#include "paged_decode/shared.cuh"
 
 namespace pagedkern {
 

@@ -1,6 +1,7 @@
 // From the sums of warps and of parts to rows of `out`.
 #pragma once
 
+#include "common/split_merge.cuh"
 #include "paged_decode/attend.cuh"
 
 namespace pagedkern {
@@ -120,56 +121,6 @@ static __device__ __forceinline__ void add_partial(const PagedDecodeParams& p, R
   }
 }
 
-// Where a unit's parts lie and how many they are.
-struct PartPlaces {
-  int64_t counter;
-  int64_t first_slot;  // of part 0
-  int64_t next_slots;  // of part 1, the others behind it
-  int64_t mine;        // slot
-  int32_t step;        // between the slots of parts 1, 2, ...
-  int32_t parts;
-};
-
-static __device__ __forceinline__ PartPlaces places_of(const PagedDecodeParams& p, const Part& part, const Cut& cut) {
-  PartPlaces places;
-  if (p.op.num_splits > 0) {  // a slot for every piece, whatever the buckets
-    const int64_t token = p.seq_tokens > 0 ? part.seq * p.seq_tokens : part.query_begin;
-    places.counter = token * p.token_tiles * p.op.cache.num_kv_heads + part.unit;
-    places.first_slot = places.counter * p.max_splits;
-    places.next_slots = places.first_slot + 1;
-    places.mine = places.first_slot + part.piece;
-    places.step = 1;
-    places.parts = part.unit_pieces;
-    return places;
-  }
-  // Two slots a bucket: of its first part, and of another that it begins and does not end.
-  const int64_t first = bucket_of(part.unit_begin, cut.pieces, cut.buckets);
-  const int64_t last = bucket_of(part.unit_begin + part.unit_pieces - 1, cut.pieces, cut.buckets);
-  places.counter = first;
-  places.first_slot = 2 * first + (bucket_begin(first, cut.pieces, cut.buckets) == part.unit_begin ? 0 : 1);
-  places.next_slots = 2 * (first + 1);
-  places.mine = blockIdx.x == first ? places.first_slot : 2 * static_cast<int64_t>(blockIdx.x);
-  places.step = 2;
-  places.parts = static_cast<int32_t>(last - first + 1);
-  return places;
-}
-
-// Counts an arrival; true for the last of `parts`. A word that does not look like a count is none yet, so that the
-// workspace may hold anything before; the last arrival leaves 0.
-static __device__ __forceinline__ bool arrive_last(uint64_t* counter, int32_t parts) {
-  constexpr uint64_t kMark = 0x9E3779B97F4AULL << 16;
-  constexpr uint64_t kCount = 0xFFFF;
-  auto* word = reinterpret_cast<unsigned long long*>(counter);
-  unsigned long long seen = 0;  // the likeliest: nobody was here
-  for (;;) {
-    const uint64_t count = ((seen & ~kCount) == kMark ? seen & kCount : 0) + 1;
-    const bool last = count == static_cast<uint64_t>(parts);
-    const unsigned long long found = atomicCAS(word, seen, last ? 0 : kMark | count);
-    if (found == seen) return last;
-    seen = found;
-  }
-}
-
 // One row of `out` and its lse.
 template <class Config>
 static __device__ __forceinline__ void store_row(const PagedDecodeParams& p, RowShare<Config>& row, int64_t token,
@@ -225,14 +176,7 @@ static __device__ __forceinline__ void finish_part(const PagedDecodeParams& p, P
   if (part.num_pieces < part.unit_pieces) {
     const PartPlaces places = places_of(p, part, cut);
     if (real) store_partial(p, row, places.mine);
-    __syncthreads();
-    if (threadIdx.x == 0) {  // its fences order what the block has written and is going to read
-      __threadfence();
-      shared.last = arrive_last(p.counters + places.counter, places.parts);
-      __threadfence();
-    }
-    __syncthreads();
-    last = shared.last != 0;
+    last = is_last_part(p, places, shared.split);
     if (last && real) {
       row = RowShare<Config>();
       add_partial(p, row, places.first_slot);

@@ -19,6 +19,21 @@ struct WarpRows {
   KeyRange all;               // that all rows of the warp see
   int32_t position[2];        // of the row's own key
   float slope[2];             // ALiBi
+
+  // No key yet.
+  __device__ __forceinline__ void clear() {
+    value_unit = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      maximum[r] = minus_infinity();
+      sum[r] = 0.0f;
+    }
+#pragma unroll
+    for (int d = 0; d < kDim / 8; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) output[d][i] = 0.0f;
+    }
+  }
 };
 
 template <class Config, int kDim>

@@ -1,24 +1,53 @@
 // Tile, thread and stage numbers of the prefill kernel.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
+#include "common/split_schedule.h"
+
 namespace pagedkern {
+
+// Of a multiprocessor, for the register allocation.
+constexpr int prefill_min_blocks(int64_t dim, bool fp8) {
+  return dim <= 64 && !fp8 ? 3 : 2;
+}
+
+// Of 16 bytes: what a thread keeps of a partial result.
+constexpr int prefill_slot_vectors(int64_t dim) {
+  return static_cast<int>(dim / 8 + 1);
+}
+
+// Keys below which a part is not worth a partial result, written and waited for.
+constexpr int32_t kPrefillLeastKeys = 128;
 
 // kDim: head_dim, padded to 64, 96, 128, 192 or 256. kFp8: the cache is FP8.
 template <int kDim, bool kFp8>
 struct PagedPrefillConfig {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kWarpRows = 16;                            // query rows of a warp: the M of one mma
-  static constexpr int kRows = kWarps * kWarpRows;                // (query token, query head) pairs of one KV head
-  static constexpr int kKeys = kDim <= 128 ? 64 : 32;             // keys of a tile
-  static constexpr int kStages = 2;                               // tiles in flight or in use
-  static constexpr int kMinBlocks = kDim <= 64 && !kFp8 ? 3 : 2;  // of a multiprocessor, for the register allocation
-  static constexpr int kPieces = kDim / 8;                        // 16-byte pieces of a row of 16-bit elements
+  static constexpr int kWarpRows = 16;                 // query rows of a warp: the M of one mma
+  static constexpr int kRows = kWarps * kWarpRows;     // (query token, query head) pairs of one KV head
+  static constexpr int kKeys = kDim <= 128 ? 64 : 32;  // keys of a tile
+  static constexpr int kTileKeys = kKeys;              // the unit of the schedule
+  static constexpr bool kManyRowTiles = true;
+  static constexpr int kStages = 2;  // tiles in flight or in use
+  static constexpr int kMinBlocks = prefill_min_blocks(kDim, kFp8);
+  static constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row of 16-bit elements
+  static constexpr int kSlotVectors = prefill_slot_vectors(kDim);
   static constexpr bool kQueryInRegisters = kDim <= 128;
+
+  // Tiles worth a bucket of their own. The last block of a unit reads the partial results of all parts, each in about a
+  // third of the time that a tile takes (predicted from their bytes): of n tiles, more than sqrt(3 n) parts take longer
+  // to merge than they save.
+  PAGEDKERN_HOST_DEVICE static int64_t least_tiles(int64_t pieces, int64_t units, int64_t keys) {
+    const float tiles = static_cast<float>(pieces) / static_cast<float>(units < 1 ? 1 : units);
+    const auto balanced = static_cast<int64_t>(sqrtf(tiles / 3.0f));
+    const int64_t least = ceil_div<int64_t>(keys, kTileKeys);
+    return balanced < least ? least : balanced;
+  }
 
   static_assert(kDim % 32 == 0 && kDim <= 256);
   static_assert(2 * kKeys <= kThreads, "a thread looks up the page of one key or value");
@@ -38,6 +67,7 @@ struct PagedPrefillShared {
   float scale[2][2][Config::kKeys];         // per token: k_scale, v_scale
   int32_t row_token[Config::kRows];         // of the sequence
   int32_t row_head[Config::kRows];          // query head
+  SplitShared<Config::kWarps, 1> split;
 };
 
 constexpr size_t kMaxSharedBytesOfBlock = 227 * 1024;

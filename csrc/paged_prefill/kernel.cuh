@@ -2,13 +2,17 @@
 //
 // A block takes 64 rows, (query token, query head) pairs of one KV head of one sequence, so that every key and value it
 // loads serves all query heads that share it; its four warps take 16 rows each. Keys and values come a tile at a time,
-// by cp.async through the block table, one tile ahead of the arithmetic.
+// by cp.async through the block table, one tile ahead of the arithmetic. Where rows are few, their keys are shared out
+// among blocks, and the one that is done last merges.
 #pragma once
 
 #include <type_traits>
 
+#include "arch/grid_dependency.cuh"
+#include "common/split_walk.cuh"
 #include "paged_prefill/attend.cuh"
 #include "paged_prefill/load.cuh"
+#include "paged_prefill/merge.cuh"
 
 namespace pagedkern {
 
@@ -27,15 +31,8 @@ static __device__ __forceinline__ void start_rows(const PagedPrefillParams& p, c
     rows.position[r] = seq_len - tile.query_len + s.row_token[row];
     rows.keys[r] = visible_keys(rows.position[r], p.window, seq_len);
     rows.slope[r] = p.op.alibi_slopes == nullptr ? 0.0f : p.op.alibi_slopes[s.row_head[row]];
-    rows.maximum[r] = minus_infinity();
-    rows.sum[r] = 0.0f;
   }
-  rows.value_unit = 0.0f;
-#pragma unroll
-  for (int d = 0; d < kDim / 8; ++d) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rows.output[d][i] = 0.0f;
-  }
+  rows.clear();
   if (last < first) {
     rows.any = rows.all = {0, 0};
     return;
@@ -104,7 +101,7 @@ static __device__ __forceinline__ void store_rows(const PagedPrefillParams& p, c
   }
 }
 
-// All key tiles of a query tile, keys.begin < keys.end.
+// `keys` of a query tile, begin < end: the rest of the tiles that they begin and end in is seen by no row.
 template <class T, bool kFp8, int kDim, class Config, class Shared>
 static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
                                                    KeyRange keys, WarpRows<kDim>& rows, Shared& s) {
@@ -158,7 +155,8 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
   }
 }
 
-// grid [at most num_tiles * num_kv_heads]
+// grid [at least the units that are computed whole, or as many blocks as are resident at once]. A block computes its
+// bucket of the schedule, see split_schedule.h.
 template <class T, bool kFp8, int kDim>
 __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kThreads, PagedPrefillConfig<kDim, kFp8>::kMinBlocks)
     paged_prefill_kernel(const __grid_constant__ PagedPrefillParams p) {
@@ -166,24 +164,33 @@ __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kThreads, Page
   extern __shared__ __align__(128) char shared_bytes[];
   auto& s = *reinterpret_cast<PagedPrefillShared<kDim, kFp8>*>(shared_bytes);
 
-  const int64_t num_items = p.num_tiles * p.op.cache.num_kv_heads;
-  for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
-    const int kv_head = static_cast<int>(item / p.num_tiles);
-    const QueryTile tile = find_tile<Config::kRows>(p, item - kv_head * p.num_tiles);
-    if (tile.num_rows == 0) continue;
-    const int32_t seq_len = p.op.seq_lens[tile.sequence];
+  grid_dependency_wait();
+  const Cut cut = find_bucket<Config>(p, s.split);
+  if (cut.buckets == 0) return;
+  const Part& part = s.split.parts[0];
+  while (part.tile_begin < part.tile_end) {
+    const QueryTile tile = query_tile<Config::kRows>(p, part);
+    const int kv_head = part.head;
+    const int32_t seq_len = part.seq_len;
     load_queries<Config>(p, tile, kv_head, s);
     WarpRows<kDim> rows;
     start_rows<Config>(p, tile, seq_len, s, rows);
     const int64_t before = seq_len - tile.query_len;
-    const KeyRange keys = {visible_keys(before + s.row_token[0], p.window, seq_len).begin,
-                           visible_keys(before + s.row_token[tile.num_rows - 1], p.window, seq_len).end};
+    const KeyRange keys = {
+        max(visible_keys(before + s.row_token[0], p.window, seq_len).begin, part.tile_begin * Config::kTileKeys),
+        static_cast<int32_t>(
+            min(static_cast<int64_t>(visible_keys(before + s.row_token[tile.num_rows - 1], p.window, seq_len).end),
+                part.tile_end * int64_t{Config::kTileKeys}))};
     if (keys.begin < keys.end) attend_keys<T, kFp8, kDim, Config>(p, tile, kv_head, keys, rows, s);
     cp_async_wait<0>();
     __syncthreads();  // the queries have arrived everywhere before results take their place
-    finish_rows<T, Config>(p, tile, kv_head, rows, s);
-    __syncwarp();
-    store_rows<Config>(p, tile, s);
+    if (part.num_pieces == part.unit_pieces || merge_parts(p, part, tile.num_rows, cut, rows, s)) {
+      finish_rows<T, Config>(p, tile, kv_head, rows, s);
+      __syncwarp();
+      store_rows<Config>(p, tile, s);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) next_part<Config>(p, s.split.walk, s.split.parts[0]);
     __syncthreads();
   }
 }

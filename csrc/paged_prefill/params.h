@@ -3,20 +3,17 @@
 
 #include <cstdint>
 
-#include "common/attention_mask.h"
-#include "common/attention_params.h"
+#include "common/split_schedule.h"
 
 namespace pagedkern {
 
-struct PagedPrefillParams {
-  PagedAttentionParams op;
-  KeyWindow window;
-  int64_t num_tiles;    // upper bound over all sequences, of one KV head
-  int32_t group;        // query heads of a KV head
-  uint32_t block_size;  // no longer than any sequence, so 32 bits do
-  int32_t query_width;  // bytes of the widest access that fits every row: 16, 8 or the element's own
-  int32_t cache_width;  // likewise, of keys and values
-  int32_t out_width;    // 16 or 2
+struct PagedPrefillParams : SplitParams {
+  int64_t num_units;     // upper bound over all sequences
+  uint32_t block_size;   // no longer than any sequence, so 32 bits do
+  int32_t query_width;   // bytes of the widest access that fits every row: 16, 8 or the element's own
+  int32_t cache_width;   // likewise, of keys and values
+  int32_t out_width;     // 16 or 2
+  int32_t slot_threads;  // of a partial result: those of the warps that have rows
 };
 
 }  // namespace pagedkern

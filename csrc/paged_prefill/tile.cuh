@@ -45,55 +45,16 @@ struct QueryTile {
   int64_t first_token;  // of the sequence, in query
   int64_t first_row;    // of the tile, in the sequence
   int32_t query_len;
-  int32_t num_rows;  // 0: nothing to do
+  int32_t num_rows;
 };
 
+// The last tile of a sequence comes first: the longest work of a causal mask goes ahead.
 template <int kRows>
-static __device__ __forceinline__ int64_t tiles_before(const PagedPrefillParams& p, int64_t sequence) {
-  return p.op.cu_seqlens_q[sequence] * static_cast<int64_t>(p.group) / kRows + sequence;
-}
-
-// The sequence whose tiles begin at or before `tile` and end behind it: sequence i has the tiles from
-// cu_seqlens_q[i] * group / kRows + i on, which leaves room for all of its own. Each step, the lanes of a warp look at
-// 32 sequences.
-template <int kRows>
-static __device__ __forceinline__ int64_t find_sequence(const PagedPrefillParams& p, int64_t tile) {
-  const int lane = threadIdx.x % 32;
-  int64_t first = 0, count = p.op.num_seqs;
-  while (count > 1) {
-    const int64_t step = (count + 31) / 32;
-    const int64_t probe = lane * step;
-    const bool reached = probe < count && tiles_before<kRows>(p, first + probe) <= tile;
-    const int last = __popc(__ballot_sync(0xFFFFFFFFu, reached)) - 1;
-    first += last * step;
-    count = count - last * step < step ? count - last * step : step;
-  }
-  return first;
-}
-
-template <int kRows>
-static __device__ __forceinline__ QueryTile find_tile(const PagedPrefillParams& p, int64_t index) {
-  QueryTile tile = {};
-  int64_t place;  // among the sequence's tiles, the last first: the longest work of a causal mask goes ahead
-  if (p.op.cu_seqlens_q == nullptr) {
-    const int64_t per_sequence = (p.group + kRows - 1) / kRows;
-    tile.sequence = index / per_sequence;
-    tile.first_token = tile.sequence;
-    tile.query_len = 1;
-    place = index - tile.sequence * per_sequence;
-  } else {
-    tile.sequence = find_sequence<kRows>(p, index);
-    tile.first_token = p.op.cu_seqlens_q[tile.sequence];
-    tile.query_len = static_cast<int32_t>(p.op.cu_seqlens_q[tile.sequence + 1] - tile.first_token);
-    place = index - tiles_before<kRows>(p, tile.sequence);
-  }
-  if (tile.query_len < p.op.first_query_len || tile.query_len > p.op.last_query_len) return tile;
-  const int64_t rows = static_cast<int64_t>(tile.query_len) * p.group;
-  const int64_t num_tiles = (rows + kRows - 1) / kRows;
-  if (place >= num_tiles) return tile;
-  tile.first_row = (num_tiles - 1 - place) * kRows;
-  tile.num_rows = static_cast<int32_t>(rows - tile.first_row < kRows ? rows - tile.first_row : kRows);
-  return tile;
+static __device__ __forceinline__ QueryTile query_tile(const PagedPrefillParams& p, const Part& part) {
+  const int64_t rows = static_cast<int64_t>(part.query_len) * p.group;
+  const int64_t first_row = ((rows + kRows - 1) / kRows - 1 - part.row_tile) * kRows;
+  return {part.seq, part.query_begin, first_row, part.query_len,
+          static_cast<int32_t>(rows - first_row < kRows ? rows - first_row : kRows)};
 }
 
 }  // namespace pagedkern

@@ -101,7 +101,9 @@ class Dynamic:
     blocks: int
 
 
-def _run(heads: Heads, dtype: torch.dtype, block_size: int, seq_lens: tuple[int, ...], num_splits: int):
+def _run(
+    heads: Heads, dtype: torch.dtype, block_size: int, seq_lens: tuple[int, ...], num_splits: int, query_len: int = 1
+):
     generator = torch.Generator().manual_seed(0)
     pages = [-(-length // block_size) for length in seq_lens]
     shape = (sum(pages), block_size, heads.num_kv_heads, heads.head_dim)
@@ -113,12 +115,14 @@ def _run(heads: Heads, dtype: torch.dtype, block_size: int, seq_lens: tuple[int,
     table = torch.full((len(pages), max(pages)), -1, dtype=torch.int32)
     for row, (part, count) in enumerate(zip(order.split(pages), pages, strict=True)):
         table[row, :count] = part
-    query = torch.randn(len(seq_lens), heads.num_heads, heads.head_dim, generator=generator).bfloat16()
+    tokens = query_len * len(seq_lens)
+    query = torch.randn(tokens, heads.num_heads, heads.head_dim, generator=generator).bfloat16()
+    starts = None if query_len == 1 else torch.arange(0, tokens + 1, query_len, dtype=torch.int32)
     out = torch.empty_like(query)
     op = getattr(torch.ops, vgpu.load_ops()).paged_attention
     with vgpu.session(checks="none") as session:
         op(
-            out, query, *caches, table, torch.tensor(seq_lens, dtype=torch.int32), None, 1, max(seq_lens),
+            out, query, *caches, table, torch.tensor(seq_lens, dtype=torch.int32), starts, query_len, max(seq_lens),
             heads.head_dim**-0.5, num_splits=num_splits,
         )  # fmt: skip
     return session.reports
@@ -162,3 +166,68 @@ def partials(heads: Heads, dtype: torch.dtype, mix: str) -> float:
         list(lengths), heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype.itemsize == 1, MULTIPROCESSORS
     )
     return plan["partial_bytes"] / (2 * sum(lengths) * heads.num_kv_heads * heads.head_dim * dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class ManyRows:
+    """Queries of more rows of a KV head than a decode tile takes: one sequence of some query tokens."""
+
+    heads: Heads
+    query_len: int
+    seq_len: int = 4096
+
+    def __str__(self) -> str:
+        return f"{self.heads}, {self.query_len} query token{'s' if self.query_len > 1 else ''} over {self.seq_len}"
+
+
+READ_ONCE = (
+    ManyRows(Heads(64, 1, 128), 1),
+    ManyRows(Heads(32, 1, 128), 1),
+    ManyRows(Heads(32, 8, 128), 5),
+    ManyRows(Heads(32, 8, 128), 16),
+)
+SHARED_OUT = (
+    ManyRows(Heads(64, 1, 128), 1),
+    ManyRows(Heads(32, 8, 128), 16),
+    ManyRows(Heads(32, 8, 128), 32),
+    ManyRows(Heads(32, 8, 128), 128, 32768),
+    ManyRows(Heads(64, 1, 128), 1, 131072),
+)
+MANY_ROWS_KV_BYTES = 1.05
+
+
+def kv_bytes_by_kernel(case: ManyRows, dtype: torch.dtype, block_size: int = 16) -> dict[str, float]:
+    """KV bytes requested over KV bytes, of every kernel that took part of the call; without splits, so that what is
+    neither query nor key nor value is lengths and page ids alone."""
+    heads = case.heads
+    kv = 2 * case.seq_len * heads.num_kv_heads * heads.head_dim * dtype.itemsize
+    query = 2 * case.query_len * heads.num_heads * heads.head_dim
+    reports = _run(heads, dtype, block_size, (case.seq_len,), 1, case.query_len)
+    return {
+        report["kernel"]: (report["global_load_bytes"] - query) / kv
+        for report in reports
+        if report["global_store_bytes"] > 0
+    }
+
+
+@dataclass(frozen=True)
+class Shared:
+    blocks: int
+    balance: float  # tiles of the busiest block over those of the mean busy one
+    partials: float  # bytes of partial results, written and read, over those of keys and values
+    speedup: float  # tiles of the longest unit, which one block would compute, over those of the busiest block
+
+
+def shared_out(case: ManyRows, dtype: torch.dtype) -> Shared:
+    heads = case.heads
+    plan = _C.paged_prefill_plan(
+        [0, case.query_len], [case.seq_len], heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype.itemsize == 1,
+        MULTIPROCESSORS,
+    )  # fmt: skip
+    tiles = plan["bucket_tiles"]
+    return Shared(
+        blocks=len(tiles),
+        balance=max(tiles) * len(tiles) / sum(tiles),
+        partials=plan["partial_bytes"] / (2 * case.seq_len * heads.num_kv_heads * heads.head_dim * dtype.itemsize),
+        speedup=-(-case.seq_len // plan["tile_keys"]) / max(tiles),
+    )

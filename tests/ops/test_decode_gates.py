@@ -35,6 +35,41 @@ def test_traffic(heads, dtype, block_size):
     assert found.launches == 1, found
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=("bf16", "e4m3"))
+@pytest.mark.parametrize("case", gates.READ_ONCE, ids=str)
+def test_many_rows_of_a_kv_head_share_each_load(case, dtype):
+    found = gates.kv_bytes_by_kernel(case, dtype)
+    assert len(found) == 1, "one kernel takes all rows of a sequence"
+    assert max(found.values()) <= gates.MANY_ROWS_KV_BYTES, found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("bf16", "e4m3"))
+@pytest.mark.parametrize("case", gates.SHARED_OUT, ids=str)
+def test_few_tiles_of_many_keys_are_shared_out(case, dtype):
+    found = gates.shared_out(case, dtype)
+    assert found.blocks >= 2 * case.heads.num_kv_heads and found.speedup >= 2, found
+    assert found.balance <= 1.10, found
+
+
+def test_a_plan_needs_a_start_for_every_sequence():
+    from pagedkern import _C
+
+    for starts, lens in (([0], []), ([0, 1], [1, 2])):
+        with pytest.raises(ValueError, match="one entry more"):
+            _C.paged_prefill_plan(starts, lens, 32, 8, 128, False)
+
+
+@pytest.mark.parametrize("query_len,seq_len", [(2048, 2048), (512, 2048), (512, 100_000)])
+def test_units_stay_whole_where_splitting_gains_nothing(query_len, seq_len):
+    """A long prompt, whose tiles of rows see different keys; nearly as many tiles of rows as blocks."""
+    from pagedkern import _C
+
+    plan = _C.paged_prefill_plan([0, query_len], [seq_len], 32, 8, 128, False, 132)
+    tiles = plan["bucket_tiles"]
+    assert len(tiles) == 8 * query_len * 4 // 64 and plan["partial_bytes"] == 0
+    assert max(tiles) == -(-seq_len // plan["tile_keys"])
+
+
 @by_heads
 @pytest.mark.parametrize("mix", gates.MIXES)
 def test_schedule(heads, dtype, mix):
