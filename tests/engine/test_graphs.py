@@ -138,7 +138,28 @@ def test_a_chunk_of_one_token_beside_a_decode(path, make_llm):
 
 
 def test_a_replaced_model_is_recorded_anew(path, make_llm, make_llama):
+    """On padding alone: on a GPU a recording runs once, and must not write where the last batch did."""
     llm = make_llm(path)
     graphs = llm.runner.graphs
+    llm.generate(prompts(5), GREEDY)
     llm.reload_weights()
     assert llm.runner.graphs is not graphs
+    assert (llm.runner._slots.host[:16] == -1).all() and not llm.runner._seq_lens.host.any()
+
+
+def test_buffers_are_filled_after_the_last_upload_and_read_after_the_next(path, make_llm):
+    """Also by steps that draw nothing: on a GPU nothing else would wait for the upload."""
+    llm = make_llm(path, max_num_batched_tokens=16)
+    calls = []
+
+    class Event:
+        def synchronize(self):
+            calls.append(("wait", llm.runner._positions.host[0].item()))
+
+        def record(self):
+            calls.append(("uploaded", llm.runner._positions.host[0].item()))
+
+    llm.runner._uploaded = Event()
+    llm.generate([list(range(40))], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    assert [name for name, _ in calls] == ["wait", "uploaded"] * 4
+    assert [position for _, position in calls] == [0, 0, 0, 16, 16, 32, 32, 40]
