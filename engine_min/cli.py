@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from textwrap import wrap
 
 from engine_min.batching import LONGEST
 from engine_min.config import DTYPES, EngineConfig
@@ -132,30 +133,18 @@ class StreamPrinter:
     """One stream is printed as it comes, several in lines under their numbers, each as soon as it is full."""
 
     def __init__(self, num_streams: int, width: int = 100):
-        self._single = num_streams == 1
         self._width = width
         self._pending = [""] * num_streams
 
     def show(self, stream: int, text: str, finished: bool) -> None:
-        if self._single:
+        if len(self._pending) == 1:
             print(text, end="\n" if finished else "", flush=True)
             return
-        pending = self._pending[stream] + text
-        while "\n" in pending or len(pending) > self._width:
-            cut = pending.find("\n", 0, self._width)
-            if cut < 0:
-                cut = pending.rfind(" ", 0, self._width)
-            cut = cut if cut >= 0 else self._width - 1
-            self._line(stream, pending[: cut + 1])
-            pending = pending[cut + 1 :]
-        if finished and pending.strip():
-            self._line(stream, pending)
-            pending = ""
-        self._pending[stream] = pending
-
-    def _line(self, stream: int, text: str) -> None:
-        if text.strip():
-            print(f"[{stream}] {text.rstrip()}", flush=True)
+        text = self._pending[stream] + text
+        lines = [part for line in text.split("\n") for part in wrap(line, self._width, drop_whitespace=False) or [""]]
+        self._pending[stream] = "" if finished else lines.pop()
+        for line in filter(str.strip, lines):
+            print(f"[{stream}] {line.rstrip()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from tqdm import tqdm
 
 from engine_min.attention import Attention
 from engine_min.config import ModelConfig
+from engine_min.kv_cache import is_scale
 from engine_min.layers import Linear, rms_norm, silu_and_mul
 from engine_min.loader import Checkpoint, check_names
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 from engine_min.rope import rope_inv_freq, rope_table
 
-_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|self_attn\.([kv]_proj\.)?[kv]_scale$")
+_TABLE = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # computed here
 
 
 class LlamaLayer:
@@ -135,7 +136,8 @@ class LlamaModel:
         # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = tensor_shapes(config)
-        check_names(checkpoint.names - tied_head, set(shapes), lambda name: bool(_IGNORED.search(name)))
+        ignored = {name for name in checkpoint.names if is_scale(name) or _TABLE.search(name)}
+        check_names(checkpoint.names - tied_head - ignored, set(shapes))
         weights = _Weights(checkpoint, dtype, device, progress, parallel)
         self.embedding = weights.load("model.embed_tokens.weight")
         self.layers = [LlamaLayer(i, config, weights) for i in range(config.num_layers)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -104,12 +103,9 @@ def open_checkpoint(model: str) -> Checkpoint:
     raise FileNotFoundError(f"{model!r} is neither a directory with a config.json nor a .gguf file")
 
 
-def check_names(present: Iterable[str], expected: set[str], ignored: Callable[[str], bool]) -> None:
+def check_names(present: set[str], expected: set[str]) -> None:
     """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
-    present = set(present)
-    missing = sorted(expected - present)
-    extra = sorted(name for name in present - expected if not ignored(name))
-    problems = [f"missing {', '.join(missing)}"] if missing else []
-    problems += [f"unexpected {', '.join(extra)}"] if extra else []
+    surprises = {"missing": sorted(expected - present), "unexpected": sorted(present - expected)}
+    problems = [f"{kind} {', '.join(names)}" for kind, names in surprises.items() if names]
     if problems:
         raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
