@@ -25,7 +25,7 @@ DTYPES = {2: torch.bfloat16, 1: torch.float8_e4m3fn}
 
 
 def candidates(head_dim: int, itemsize: int, shared_limit: int) -> list[Config]:
-    every = (Config(*c) for c in itertools.product((32, 64, 128), (4, 8), (2, 3, 4)))
+    every = (Config(*c) for c in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4)) if c[1] <= c[0])
     return [c for c in every if attention_plan.shared_bytes(c, head_dim, itemsize) <= shared_limit]
 
 

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 
 # Threads that wait must not spin: tests often share their cores. Read when torch starts its threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -34,6 +35,8 @@ def pytest_generate_tests(metafunc):
         return
     names = metafunc.config.getoption("--backend") or [backend.name for backend in BACKENDS]
     backends = [by_name(name) for name in names]
+    if metafunc.config.getoption("--every-case"):
+        backends = [replace(backend, max_work=float("inf")) for backend in backends]
     marker = metafunc.definition.get_closest_marker("cases")
     if marker is None:
         metafunc.parametrize("backend", backends, ids=lambda backend: backend.name)

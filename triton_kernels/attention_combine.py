@@ -16,7 +16,7 @@ def paged_attention_combine_kernel(
     out_stride_token: tl.int64, out_stride_head: tl.int64, lse_stride_token: tl.int64, lse_stride_head: tl.int64,
     num_seqs: tl.int32, split_tokens: tl.int32, group: tl.int32, num_kv_heads: tl.int32, head_dim_by_8: tl.int32,
     window_left: tl.int32, num_splits: tl.int32, target: tl.int32, num_partial_rows: tl.int64,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """grid [num_seqs * split_tokens * num_kv_heads]: one query token of a sequence, the heads of one KV head."""
     work = tl.program_id(0) // num_kv_heads
@@ -45,7 +45,7 @@ def paged_attention_combine_kernel(
             for split in range(0, splits):
                 row = (base + (split * q_len + token) * group + i_head).to(tl.int64) * num_kv_heads + kv_head
                 b_lse = tl.load(p_partial_lse + row, mask=m_head, other=float("-inf"))
-                b_part = tl.load(row_pointers(p_partial, row * head_dim, i_d, 1), mask=mask, other=0.0)
+                b_part = tl.load(row_pointers(p_partial, row * head_dim, i_d, 16), mask=mask, other=0.0)
                 b_top = tl.maximum(b_max, b_lse)
                 guard = tl.where(b_top == float("-inf"), 0.0, b_top)
                 shrink, weight = tl.exp2(b_max - guard), tl.exp2(b_lse - guard)
@@ -55,7 +55,7 @@ def paged_attention_combine_kernel(
             b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
             o_token = (first_token + token).to(tl.int64)
             o_out = o_token * out_stride_token + head * out_stride_head
-            tl.store(row_pointers(out, o_out, i_d, 1), narrow(b_out, out.dtype.element_ty), mask=mask)
+            tl.store(row_pointers(out, o_out, i_d, VECTOR), narrow(b_out, out.dtype.element_ty), mask=mask)
             b_lse = tl.where(b_sum > 0, (b_max + tl.log2(b_sum)) * LN2, float("-inf"))
             p_lse = float32_at(lse) + o_token * lse_stride_token + head * lse_stride_head
             tl.store(p_lse, b_lse, mask=m_head & (lse != 0))

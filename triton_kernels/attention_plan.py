@@ -13,34 +13,45 @@ BUCKETS_PER_PROCESSOR = 2  # programs per processor that the automatic schedule 
 
 
 class Config(NamedTuple):
-    block_n: int  # keys of a step
+    block_n: int  # keys of a step of a small tile, and what splits are made of
+    large_n: int  # of a large tile, divides block_n
     num_warps: int
     num_stages: int
 
 
 # (padded head_dim, bytes of a stored element) -> config. bench/tune_triton.py measures the candidates on a GPU.
 CONFIGS = {
-    (64, 2): Config(64, 4, 3), (128, 2): Config(64, 4, 3), (256, 2): Config(64, 4, 2),
-    (64, 1): Config(64, 4, 3), (128, 1): Config(64, 4, 3), (256, 1): Config(64, 4, 2),
+    (64, 2): Config(128, 128, 4, 3), (128, 2): Config(128, 64, 4, 3), (256, 2): Config(64, 32, 4, 3),
+    (64, 1): Config(128, 128, 4, 3), (128, 1): Config(128, 64, 4, 3), (256, 1): Config(64, 64, 8, 3),
 }  # fmt: skip
 
 
+def small_bytes(config: Config, head_dim: int, itemsize: int) -> int:
+    """Shared memory of a small tile at most. Page ids are loaded a stage before the keys and values they name."""
+    block_d, ahead = padded_head_dim(head_dim), max(config.num_stages - 2, 1)
+    return SMALL_ROWS * (2 * block_d + config.block_n) * 2 + ahead * 2 * config.block_n * block_d * itemsize
+
+
+def large_bytes(config: Config, head_dim: int, itemsize: int) -> int:
+    """Of a large tile, which keeps 16-bit keys and values a step longer and has FP8 ones as float16 too, in turn."""
+    block_d, steps = padded_head_dim(head_dim), max(config.num_stages - 1, 2)
+    tiles = 2 * steps if itemsize == 2 else steps
+    return LARGE_ROWS * (block_d + config.large_n) * 2 + tiles * config.large_n * block_d * 2
+
+
 def shared_bytes(config: Config, head_dim: int, itemsize: int) -> int:
-    """What a program needs: query and weights, and keys and values of every stage."""
-    block_d = padded_head_dim(head_dim)
-    stage = 2 * config.block_n * block_d * itemsize
-    unpacked = 2 * config.block_n * block_d * 2 if itemsize == 1 else 0
-    return LARGE_ROWS * (block_d + config.block_n) * 2 + config.num_stages * stage + unpacked
+    return max(small_bytes(config, head_dim, itemsize), large_bytes(config, head_dim, itemsize))
 
 
 def config_of(head_dim: int, itemsize: int, shared_limit: int) -> Config:
-    """The tuned config, with fewer stages and then fewer keys where the device has less shared memory."""
+    """The tuned config, with fewer keys a step where the device has less shared memory."""
     config = CONFIGS[padded_head_dim(head_dim), itemsize]
-    while shared_bytes(config, head_dim, itemsize) > shared_limit and config.num_stages > 1:
-        config = config._replace(num_stages=config.num_stages - 1)
-    while shared_bytes(config, head_dim, itemsize) > shared_limit and config.block_n > 16:
+    while small_bytes(config, head_dim, itemsize) > shared_limit and config.block_n > 16:
         config = config._replace(block_n=config.block_n // 2)
-    return config
+    config = config._replace(large_n=min(config.large_n, config.block_n))
+    while large_bytes(config, head_dim, itemsize) > shared_limit and config.large_n > 16:
+        config = config._replace(large_n=config.large_n // 2)
+    return config if shared_bytes(config, head_dim, itemsize) <= shared_limit else config._replace(num_stages=1)
 
 
 class Plan(NamedTuple):

@@ -100,7 +100,7 @@ def shared_memory(device: torch.device) -> int:
 
 @functools.cache
 def converts_fp8(device: torch.device) -> bool:
-    """Whether Triton's own conversion from e4m3 is there and exact: NVIDIA from sm_89 on."""
+    """Whether there are instructions that take two e4m3 elements to float16: NVIDIA from sm_89 on."""
     if INTERPRETED:
         return False
     if device.type == "cpu":

@@ -7,7 +7,7 @@ from .cache_write import load_scale
 from .common import as_stored, cdiv, kernel, launch, narrow, padded_head_dim, row_pointers, scale_args, vector_bytes
 from .fp8 import IS_PLAIN, decode, format_of
 
-TOKENS = 16  # of a program
+TILE_ELEMENTS = 2048  # of a program and head: every thread of 4 warps has 16 bytes of a tile of its own
 
 
 @triton.jit
@@ -19,7 +19,9 @@ def gather_rows(
     if FORMAT == IS_PLAIN:
         value = stored
     else:
-        value = narrow(decode(stored, FORMAT) * load_scale(scale, o_scale, m_token)[:, None], rows.dtype.element_ty)
+        value = narrow(
+            decode(stored, FORMAT).to(tl.float32) * load_scale(scale, o_scale, m_token)[:, None], rows.dtype.element_ty
+        )
     tl.store(row_pointers(rows, o_row, i_column, VECTOR_ROW), value, mask=mask)
 
 
@@ -76,11 +78,13 @@ def gather_cache(
     num_seqs = seq_lens.size(0)
     if total == 0 or num_seqs == 0:
         return
+    block_d = padded_head_dim(head_dim)
+    tokens = TILE_ELEMENTS // block_d
     args = (
         key, value, as_stored(key_cache), as_stored(value_cache), block_table, seq_lens, cu_seqlens,
         *key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
         *scale_args(k_scale), *scale_args(v_scale), block_table.stride(0), num_seqs, num_seqs.bit_length(), total,
         key_cache.size(1), num_kv_heads, head_dim // 8, format_of(key_cache), vector_bytes(key, value),
-        vector_bytes(key_cache, value_cache), TOKENS, padded_head_dim(head_dim),
+        vector_bytes(key_cache, value_cache), tokens, block_d,
     )  # fmt: skip
-    launch(gather_cache_kernel, (cdiv(total, TOKENS),), args, by_address=(k_scale, v_scale), num_warps=4)
+    launch(gather_cache_kernel, (cdiv(total, tokens),), args, by_address=(k_scale, v_scale), num_warps=4)
