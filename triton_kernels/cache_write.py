@@ -9,7 +9,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .common import float32_at, next_power_of_2, padded_head_dim, row_pointers
+from .common import float32_at, next_power_of_2, padded_head_dim, row_pointers, wide
 from .fp8 import IS_PLAIN, encode
 
 MAX_PROGRAMS = 2048
@@ -64,5 +64,5 @@ def store_rows(tile, cache, o_cache, i_column, mask, scale, FORMAT: tl.constexpr
     if FORMAT == IS_PLAIN:
         stored = tile
     else:
-        stored = encode(tl.div_rn(tile.to(tl.float32), scale[:, None]), FORMAT)
+        stored = encode(tl.div_rn(wide(tile), scale[:, None]), FORMAT)
     tl.store(row_pointers(cache, o_cache, i_column, VECTOR), stored, mask=mask)

@@ -169,6 +169,18 @@ def narrow(x, kind: tl.constexpr):
 
 
 @triton.jit
+def wide(x):
+    """A 16-bit float as float32. The interpreter takes bfloat16's subnormals for 0: there the bits are moved."""
+    if INTERPRETING:
+        if x.dtype == tl.bfloat16:
+            return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        else:
+            return x.to(tl.float32)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
 def row_pointers(base, o_row, i_column, VECTOR: tl.constexpr):
     """Pointers [rows, columns]: element offsets o_row (int64), then columns; aligned to VECTOR bytes."""
     p_tile = base + o_row[:, None] + i_column[None, :]

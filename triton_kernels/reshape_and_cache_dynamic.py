@@ -4,14 +4,14 @@ import triton
 import triton.language as tl
 
 from .cache_write import next_owned, owned_tokens, plan, store_rows
-from .common import as_stored, kernel, launch, row_pointers, vector_bytes
+from .common import as_stored, kernel, launch, row_pointers, vector_bytes, wide
 from .fp8 import LARGEST, format_of
 
 
 @triton.jit
 def dynamic_scale(tile, LARGEST: tl.constexpr):
     """float32 [ROWS] of tile [ROWS, BLOCK_D], zeros where it is masked."""
-    size = tl.abs(tile.to(tl.float32))
+    size = tl.abs(wide(tile))
     amax = tl.max(tl.where(size < float("inf"), size, 0.0), 1)  # NaN compares false
     return tl.div_rn(tl.maximum(amax, 1e-10), LARGEST)
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .cache_write import load_scale, next_owned, owned_tokens, plan, store_rows
-from .common import as_stored, kernel, launch, narrow, next_power_of_2, row_pointers, scale_args, vector_bytes
+from .common import as_stored, kernel, launch, narrow, next_power_of_2, row_pointers, scale_args, vector_bytes, wide
 from .fp8 import format_of
 
 
@@ -13,7 +13,7 @@ def rotate(rows, o_row, i_first, i_second, mask, cosine, sine):
     """Turns the pairs (first, second) of the rows at o_row [ROWS] in place, in float32; the rounded results."""
     p_first, p_second = rows + o_row[:, None] + i_first[None, :], rows + o_row[:, None] + i_second[None, :]
     first, second = tl.load(p_first, mask=mask, other=0.0), tl.load(p_second, mask=mask, other=0.0)
-    x, y = first.to(tl.float32), second.to(tl.float32)
+    x, y = wide(first), wide(second)
     turned_x = narrow(x * cosine[None, :] - y * sine[None, :], first.dtype)
     turned_y = narrow(y * cosine[None, :] + x * sine[None, :], first.dtype)
     tl.store(p_first, turned_x, mask=mask)

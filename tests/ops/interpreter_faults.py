@@ -21,12 +21,23 @@ def cast(x, out, N: tl.constexpr):
     tl.store(out + i, tl.load(x + i).to(tl.bfloat16))
 
 
+@triton.jit
+def widen(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(tl.float32))
+
+
 def verdict(fault: str, launch) -> str:
     """ "right" or "wrong"; launch(kernel, args, **constexprs) runs one program."""
     if fault == "dot":
         out = torch.zeros(16, 16)
         launch(dot, [torch.ones(16, 16, dtype=torch.bfloat16), out], N=16)
         return "right" if torch.equal(out, torch.full((16, 16), 16.0)) else "wrong"
+    if fault == "widen":
+        values = torch.full((16,), 2.0**-130, dtype=torch.bfloat16)  # a subnormal number
+        out = torch.zeros(16)
+        launch(widen, [values, out], N=16)
+        return "right" if torch.equal(out, values.float()) else "wrong"
     values = torch.full((16,), 1.0 + 2.0**-8 + 2.0**-9)  # rounds up to 1 + 2^-7
     out = torch.zeros(16, dtype=torch.bfloat16)
     launch(cast, [values, out], N=16)

@@ -37,7 +37,7 @@ def test_the_case_list_passes_in_the_interpreter():
     assert " passed" in run.stdout
 
 
-@pytest.mark.parametrize("fault", ["dot", "cast"])
+@pytest.mark.parametrize("fault", ["dot", "cast", "widen"])
 def test_the_interpreter_is_wrong_about_bfloat16(fault):
     """Why kernels round and multiply in other ways there: the smallest kernels that show it, right when compiled."""
     run = interpreted("tests/ops/interpreter_faults.py", fault)
@@ -45,7 +45,7 @@ def test_the_interpreter_is_wrong_about_bfloat16(fault):
     assert run.stdout.strip() == "wrong"
 
 
-@pytest.mark.parametrize("fault", ["dot", "cast"])
+@pytest.mark.parametrize("fault", ["dot", "cast", "widen"])
 def test_compiled_bfloat16_is_right(fault):
     import interpreter_faults
 
