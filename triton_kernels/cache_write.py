@@ -12,7 +12,7 @@ import triton.language as tl
 from .common import float32_at, next_power_of_2, padded_head_dim, row_pointers, wide
 from .fp8 import IS_PLAIN, encode
 
-MAX_PROGRAMS = 2048
+MIN_PROGRAMS, MAX_PROGRAMS = 256, 1024  # between them one for two tokens: each reads the whole mapping, from the L2
 SMALL_CHUNK, MAX_CHUNK = 128, 1024  # entries of the mapping read at once
 TILE_ELEMENTS = 1024  # of each of key and value, per step
 
@@ -28,7 +28,7 @@ def plan(num_slots: int, num_heads: int, head_dim: int) -> Sizes:
     """The constexprs of a writer and the programs to launch, by the shape alone."""
     block_d = padded_head_dim(head_dim)
     return Sizes(
-        programs=min(MAX_PROGRAMS, next_power_of_2(num_slots)),
+        programs=min(next_power_of_2(num_slots), max(MIN_PROGRAMS, min(MAX_PROGRAMS, next_power_of_2(num_slots) // 2))),
         chunk=MAX_CHUNK if num_slots > SMALL_CHUNK else SMALL_CHUNK,
         rows=min(next_power_of_2(num_heads), max(1, TILE_ELEMENTS // block_d)),
         block_d=block_d,
