@@ -12,11 +12,15 @@ from op_args import MAKERS
 
 triton = pytest.importorskip("triton")
 
+import triton.language as tl  # noqa: E402
+
+from bench import bench_triton_counters as counters  # noqa: E402
 from bench import tune_triton  # noqa: E402
+from bench.shapes import AttentionShape  # noqa: E402
 from pagedkern.testing import triton_vgpu  # noqa: E402
 from pagedkern.testing.backends import INTERPRETING, by_name  # noqa: E402
 from pagedkern.triton_kernels import attention_plan as plans  # noqa: E402
-from pagedkern.triton_kernels import common, copy_blocks, swap_blocks  # noqa: E402
+from pagedkern.triton_kernels import common, copy_blocks, fp8, swap_blocks  # noqa: E402
 from pagedkern.triton_kernels.register import KERNELS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +58,56 @@ def test_compiled_bfloat16_is_right(fault):
         triton_vgpu.launch(kernel, (1,), values, [], {"num_warps": 1})
 
     assert interpreter_faults.verdict(fault, launch) == "right"
+
+
+@triton.jit
+def decode_kernel(stored, out, FORMAT: tl.constexpr, WAY: tl.constexpr):
+    i = tl.arange(0, 256)
+    if WAY == "pairs":
+        pairs = tl.load(stored.to(tl.pointer_type(tl.int16), bitcast=True) + tl.arange(0, 128))
+        tl.store(out + 2 * tl.arange(0, 128), fp8.decode_pairs(pairs, FORMAT, False))
+        tl.store(out + 2 * tl.arange(0, 128) + 1, fp8.decode_pairs(pairs, FORMAT, True))
+    else:
+        tl.store(out + i, fp8.widen(tl.load(stored + i), FORMAT, WAY == "native"))
+
+
+@pytest.mark.skipif(INTERPRETING, reason="needs a process that can compile; this one interprets")
+@pytest.mark.parametrize("way", ["integers", "native", "pairs"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_fp8_code_is_decoded_exactly(dtype, way):
+    codes, out = torch.arange(256).byte(), torch.zeros(256, dtype=torch.float16)
+    form = fp8.format_of(codes.view(dtype))
+    triton_vgpu.launch(decode_kernel, (1,), [codes, out, form, way], [], {"num_warps": 1})
+    torch.testing.assert_close(out, codes.view(dtype).half(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(out.signbit()[~out.isnan()], (codes > 127)[~out.isnan()])
+
+
+def compiled_attention(shape: AttentionShape, itemsize: int):
+    """The attention kernel that a call of this shape launches first; nothing is run."""
+    kernels, args = [], tune_triton.inputs(shape, shape.head_dim, itemsize, "cpu")
+
+    def compile_only(kernel, grid, values, by_address, options):
+        kernels.append(triton_vgpu.compiled(kernel, values, options).kernel)
+
+    with common.launcher(compile_only):
+        torch.ops.pagedkern_triton.paged_attention(*args, num_splits=1)
+    return kernels[0]
+
+
+@pytest.mark.skipif(INTERPRETING, reason="needs a process that can compile; this one interprets")
+@pytest.mark.parametrize("query", ["decode", "prefill"])
+@pytest.mark.parametrize("itemsize,most", [(2, 45), (1, 95)])
+def test_attention_does_not_spill_and_its_loop_stays_short(itemsize, most, query):
+    """At head_dim 128: no spills, the shared memory planned for, and instructions of the main loop per KiB of KV."""
+    shape = AttentionShape((1,), (4096,)) if query == "decode" else AttentionShape((128,), (512,))
+    kernel, config = compiled_attention(shape, itemsize), plans.CONFIGS[128, itemsize]
+    used, sizes = counters.usage(kernel.asm["cubin"]), (config, 128, itemsize)
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)
+    planned = plans.small_bytes(*sizes) if query == "decode" else plans.shared_bytes(*sizes)
+    assert kernel.metadata.shared <= planned
+    if query == "decode":
+        kib = 2 * config.block_n * 128 * itemsize / 1024
+        assert len(counters.main_loop(counters.cuobjdump(kernel.asm["cubin"], "-sass"))) * config.num_warps / kib < most
 
 
 def lengths(rng: random.Random) -> tuple[list[int], list[int]]:
