@@ -7,7 +7,7 @@ from .cache_write import load_scale
 from .common import as_stored, cdiv, kernel, launch, narrow, padded_head_dim, row_pointers, scale_args, vector_bytes
 from .fp8 import IS_PLAIN, decode, format_of
 
-TILE_ELEMENTS = 2048  # of a program and head: every thread of 4 warps has 16 bytes of a tile of its own
+TILE_ELEMENTS = 1024  # of each of key and value, of a program and head
 
 
 @triton.jit
@@ -87,4 +87,4 @@ def gather_cache(
         key_cache.size(1), num_kv_heads, head_dim // 8, format_of(key_cache), vector_bytes(key, value),
         vector_bytes(key_cache, value_cache), tokens, block_d,
     )  # fmt: skip
-    launch(gather_cache_kernel, (cdiv(total, tokens),), args, by_address=(k_scale, v_scale), num_warps=4)
+    launch(gather_cache_kernel, (cdiv(total, tokens),), args, by_address=(k_scale, v_scale), num_warps=1)

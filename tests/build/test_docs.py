@@ -94,14 +94,16 @@ def test_the_table_of_switches_is_complete_and_true():
     assert table == environment_switches()
 
 
-def test_the_example_runs(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("number,printed", [(0, "torch.Size([1, 8, 64])"), (1, "True")])
+def test_the_examples_run(number, printed, tmp_path):
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
     run = subprocess.run(
-        [sys.executable, "-c", example],
+        [sys.executable, "-c", examples[number]],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("torch.Size([1, 8, 64])")
+    assert run.stdout.startswith(printed)
