@@ -1,6 +1,6 @@
-"""Paged attention on the CPU, held against a plain copy, gathering pages for torch, and vLLM's CPU op in one process.
+"""Paged attention, held against a plain copy, gathering pages for torch, and vLLM's CPU op in one process.
 
-    python bench/bench_paged_attention.py [part of a shape's name]    a table of medians
+    python bench/bench_paged_attention.py [part of a shape's name] [cpu or cuda]    a table of medians
     pytest bench/bench_paged_attention.py                             the same calls under pytest-benchmark
 
 GB/s counts every key and value once; the copy's bandwidth counts bytes read and written. Gathering takes each
@@ -24,7 +24,7 @@ BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 class Inputs:
     """Random queries and a cache whose pages lie in random order."""
 
-    def __init__(self, shape: AttentionShape, cache_dtype: torch.dtype):
+    def __init__(self, shape: AttentionShape, cache_dtype: torch.dtype, device: str = "cpu"):
         generator = torch.Generator().manual_seed(0)
         self.shape, self.cache_dtype = shape, cache_dtype
         self.scale = shape.head_dim**-0.5
@@ -41,6 +41,9 @@ class Inputs:
         self.cu_seqlens_q = torch.tensor((0, *shape.query_lens)).cumsum(0).int()
         self.query = torch.randn(shape.num_tokens, shape.num_heads, shape.head_dim, generator=generator).to(BF16)
         self.out = torch.empty_like(self.query)
+        for name, value in list(vars(self).items()):
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, value.to(device))
 
     def paged(self) -> None:
         shape = self.shape
@@ -63,7 +66,9 @@ class Inputs:
                 for cache in (self.key_cache, self.value_cache)
             )
             rows = slice(int(self.cu_seqlens_q[i]), int(self.cu_seqlens_q[i + 1]))
-            mask = None if q_len == 1 else torch.ones(q_len, seq_len, dtype=torch.bool).tril(seq_len - q_len)
+            mask = None
+            if q_len > 1:
+                mask = torch.ones(q_len, seq_len, dtype=torch.bool, device=pages.device).tril(seq_len - q_len)
             self.out[rows] = torch.nn.functional.scaled_dot_product_attention(
                 self.query[rows].transpose(0, 1)[None], keys, values, mask, scale=self.scale, enable_gqa=True
             )[0].transpose(0, 1)
@@ -113,8 +118,9 @@ def vllm_call(vllm_ops: ModuleType, inputs: Inputs) -> Callable[[], None]:
 
 def print_row(name: str, inputs: Inputs, vllm_ops: ModuleType | None, copy: float) -> None:
     shape, dtype = inputs.shape, inputs.cache_dtype
-    paged = median_seconds(inputs.paged)
-    gathered = median_seconds(inputs.gathered, repeats=5, warmup=1)
+    device = inputs.query.device.type
+    paged = median_seconds(inputs.paged, device=device)
+    gathered = median_seconds(inputs.gathered, repeats=5, warmup=1, device=device)
     other = "-"
     if vllm_ops is not None and dtype == BF16:
         other = f"{median_seconds(vllm_call(vllm_ops, inputs)) / paged:.2f}x"
@@ -126,17 +132,19 @@ def print_row(name: str, inputs: Inputs, vllm_ops: ModuleType | None, copy: floa
     )
 
 
-def main(wanted: str = "") -> None:
-    vllm_ops = import_vllm_ops()
-    copy = copy_bandwidth()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, plain copy {copy / 1e9:.1f} GB/s")
+def main(wanted: str = "", device: str = "cpu") -> None:
+    vllm_ops = import_vllm_ops() if device == "cpu" else None
+    copy_bytes = 1 << (28 if device == "cpu" else 30)
+    copy = copy_bandwidth(copy_bytes, device)
+    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, {where}, plain copy {copy / 1e9:.1f} GB/s")
     print("| shape | cache | ms | KV GB/s | of copy | of bytes copied | GFLOP/s | over gather + SDPA | over vLLM |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, shape in SHAPES.items():
         if wanted in name:
             for dtype in (BF16, E4M3, E5M2):
-                print_row(name, Inputs(shape, dtype), vllm_ops, copy)
-    print(f"plain copy afterwards {copy_bandwidth() / 1e9:.1f} GB/s")
+                print_row(name, Inputs(shape, dtype, device), vllm_ops, copy)
+    print(f"plain copy afterwards {copy_bandwidth(copy_bytes, device) / 1e9:.1f} GB/s")
 
 
 # A hook in place of pytest's decorators: the table also runs where pytest is not installed.
@@ -154,4 +162,4 @@ def test_bench_paged_attention(benchmark, name: str, dtype: torch.dtype) -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(*sys.argv[1:3])

@@ -248,6 +248,25 @@ def test_cache_beyond_2_31_elements(large_caches, slot_dtype):
     assert torch.equal(host[0].cuda(), large_caches[0][131072])
 
 
+@pytest.mark.parametrize("num_tokens", [1, 20], ids=["decode", "prefill"])
+def test_attention_beyond_2_31_elements(large_caches, num_tokens):
+    """The same call over the last pages and over a copy of them: the same bits."""
+    for cache in large_caches:
+        cache[-3:] = torch.randn(3, 16, 8, 128, device="cuda").to(BF16)
+    query = torch.randn(num_tokens, 32, 128, device="cuda").to(BF16)
+    lens, starts = int32(20).cuda(), int32(0, num_tokens).cuda()
+
+    def attend(caches: list[torch.Tensor], pages: list[int]) -> torch.Tensor:
+        out = torch.full_like(query, float("nan"))
+        table = int32(*pages)[None].cuda()
+        torch.ops.pagedkern.paged_attention(out, query, *caches, table, lens, starts, num_tokens, 20, 128**-0.5)
+        return out
+
+    far = attend(large_caches, [BLOCKS - 2, BLOCKS - 1])
+    assert torch.equal(far, attend([cache[-3:].clone() for cache in large_caches], [1, 2]))
+    assert far.isfinite().all()
+
+
 # ---- values on the device
 
 

@@ -10,20 +10,25 @@ namespace {
 
 using namespace lanes;
 
-// Writes n elements of one row (or of several that lie end to end); scale is null for 1.
-using StoreRow = void (*)(const void* source, void* destination, int64_t n, float* scale);
+// Writes n elements of one row (or of several that lie end to end); scale is null for 1. `next` is the row that will be
+// read after it, or the row itself: conversions fetch it meanwhile, as memory is slower to answer than they are to
+// work.
+using StoreRow = void (*)(const void* source, void* destination, int64_t n, float* scale, const void* next);
 // Rotates one row in place: `half` pairs, with half cosines and half sines.
 using RotateRow = void (*)(void* row, const void* cosines, const void* sines, int64_t half);
 
 template <int kItemSize>
-void copy_row(const void* source, void* destination, int64_t n, float*) {
+void copy_row(const void* source, void* destination, int64_t n, float*, const void*) {
   std::memcpy(destination, source, static_cast<size_t>(n * kItemSize));
 }
 
 template <class In, class Out, class Transform>
-inline void convert_row(const In* source, Out* destination, int64_t n, Transform transform) {
+inline void convert_row(const In* source, Out* destination, int64_t n, const In* next, Transform transform) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(destination + i, transform(load(source + i)));
+  for (; i + kLanes <= n; i += kLanes) {
+    __builtin_prefetch(next + i);
+    store(destination + i, transform(load(source + i)));
+  }
   if (i < n) {
     const int rest = static_cast<int>(n - i);
     store_part(destination + i, transform(load_part(source + i, rest)), rest);
@@ -37,25 +42,26 @@ inline bool has_exact_reciprocal(float scale) {
 }
 
 template <class In, class Out>
-inline void quantise(const In* source, Out* destination, int64_t n, float scale) {
+inline void quantise(const In* source, Out* destination, int64_t n, float scale, const In* next) {
   if (scale == 1.0f) {
-    convert_row(source, destination, n, [](Vec x) { return x; });
+    convert_row(source, destination, n, next, [](Vec x) { return x; });
   } else if (has_exact_reciprocal(scale)) {
     const Vec reciprocal = broadcast(1.0f / scale);
-    convert_row(source, destination, n, [&](Vec x) { return mul(x, reciprocal); });
+    convert_row(source, destination, n, next, [&](Vec x) { return mul(x, reciprocal); });
   } else {
     const Vec divisor = broadcast(scale);
-    convert_row(source, destination, n, [&](Vec x) { return div(x, divisor); });
+    convert_row(source, destination, n, next, [&](Vec x) { return div(x, divisor); });
   }
 }
 
 template <class In, class Out>
-void quantise_row(const void* source, void* destination, int64_t n, float* scale) {
-  quantise(static_cast<const In*>(source), static_cast<Out*>(destination), n, scale != nullptr ? *scale : 1.0f);
+void quantise_row(const void* source, void* destination, int64_t n, float* scale, const void* next) {
+  quantise(static_cast<const In*>(source), static_cast<Out*>(destination), n, scale != nullptr ? *scale : 1.0f,
+           static_cast<const In*>(next));
 }
 
 template <class In, class Format>
-void quantise_row_dynamic(const void* source, void* destination, int64_t n, float* scale) {
+void quantise_row_dynamic(const void* source, void* destination, int64_t n, float* scale, const void* next) {
   const In* row = static_cast<const In*>(source);
   MaxVec running = max_zero();
   int64_t i = 0;
@@ -63,7 +69,7 @@ void quantise_row_dynamic(const void* source, void* destination, int64_t n, floa
   if (i < n) running = max_finite(running, load_part(row + i, static_cast<int>(n - i)));
   const float amax = max_value(running);
   *scale = (amax > 1e-10f ? amax : 1e-10f) / Format::kMax;
-  quantise(row, static_cast<Fp8<Format>*>(destination), n, *scale);
+  quantise(row, static_cast<Fp8<Format>*>(destination), n, *scale, static_cast<const In*>(next));
 }
 
 template <class In>
@@ -176,18 +182,20 @@ struct Side {
   HeadRange heads;
   bool joined;  // the heads of a token lie end to end on both sides and share a scale
 
-  void write(StoreRow store_row, int64_t row, int64_t block, int64_t offset, int64_t head_dim,
+  // `last`: there is no row after it.
+  void write(StoreRow store_row, int64_t row, bool last, int64_t block, int64_t offset, int64_t head_dim,
              int64_t cache_item) const {
+    const int64_t to_next = last ? 0 : stride_token;
     const char* source = rows + row * stride_token + heads.begin * stride_head;
     char* destination = static_cast<char*>(cache.data) + cache.offset(block, offset, heads.begin) * cache_item;
     float* head_scale = scale.data;
     if (head_scale != nullptr) head_scale += scale.offset(block, offset, heads.begin);
     if (joined) {
-      store_row(source, destination, (heads.end - heads.begin) * head_dim, head_scale);
+      store_row(source, destination, (heads.end - heads.begin) * head_dim, head_scale, source + to_next);
       return;
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
-      store_row(source, destination, head_dim, head_scale);
+      store_row(source, destination, head_dim, head_scale, source + to_next);
       source += stride_head;
       destination += cache.stride_head * cache_item;
       if (head_scale != nullptr) head_scale += scale.stride_head;
@@ -254,8 +262,9 @@ void write_cache_units(const CacheWriteParams& params, const RopeParams* rope, b
     if (slot < 0) continue;
     const int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
     if (block >= shape.num_blocks) continue;
-    if (key.heads.begin < key.heads.end) key.write(store_row, row, block, offset, head_dim, cache_item);
-    if (value.heads.begin < value.heads.end) value.write(store_row, row, block, offset, head_dim, cache_item);
+    const bool last = row + 1 == params.num_slots;
+    if (key.heads.begin < key.heads.end) key.write(store_row, row, last, block, offset, head_dim, cache_item);
+    if (value.heads.begin < value.heads.end) value.write(store_row, row, last, block, offset, head_dim, cache_item);
   }
 }
 
