@@ -170,7 +170,7 @@ if probe_sanitizer; then
   sanitize memcheck_graphs 60 memcheck "follows or many_tokens"
   sanitize racecheck 60 racecheck "current_stream or many_tokens"
 fi
-run_pytest resources 60 tests/build/test_resources.py
+run_pytest resources 120 tests/build/test_resources.py
 
 say "$((SECONDS - START)) s in all, logs in $LOGS"
 exit $failed
