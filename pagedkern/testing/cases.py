@@ -227,9 +227,9 @@ def _many_rows() -> list[AttentionCase]:
     base = AttentionCase("rows", seq_lens=(1, 900, 0, 333), heads=(40, 2), head_dim=64)
     verify = replace(base, name="rows-verify", q_lens=(1, 6, 2, 16), heads=(8, 2), head_dim=128, sinks=True)
     fp8 = replace(verify, name="rows-fp8", cache_dtype=E4M3, k_scale="head", v_scale="token", softcap=5.0, alibi=True)
-    chunk = replace(base, name="rows-chunk", seq_lens=(700, 20, 650), q_lens=(40, 20, 3), heads=(6, 2), head_dim=256)
+    chunk = replace(base, name="rows-chunk", seq_lens=(330, 20, 300), q_lens=(30, 20, 6), heads=(6, 2), head_dim=256)
     cases = [case for each in (base, verify, fp8) for case in sweep(each, num_splits=(0, 3))]
-    cases += sweep(chunk, window=((-1, -1), (500, -1)), dtype=(FP16,), cache_dtype=(None, E5M2))
+    cases += sweep(chunk, window=((-1, -1), (200, -1)), dtype=(FP16,), cache_dtype=(None, E5M2))
     cases.append(replace(base, name="rows-many-sequences", seq_lens=tuple(i % 7 for i in range(300)), heads=(20, 1)))
     return cases
 
