@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import numbers
 import threading
 
 from pagedkern.vgpu._core import core
@@ -9,10 +10,11 @@ from pagedkern.vgpu.report import Report
 
 CHECKS = ("uninitialized", "races", "global_races", "barriers", "async")
 _COMPLETION = {"early": 0, "late": 1, "random": 2}
+_BITS = {"seed": 64, "max_warp_instructions": 64, "threads": 31}
 _state = threading.local()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # two with the same settings are still two
 class Session:
     """The settings of the launches made while it is open, and their reports.
 
@@ -38,6 +40,10 @@ class Session:
         if isinstance(self.checks, str) and self.checks not in ("all", "none") or unknown:
             raise ValueError(f"checks: got {self.checks!r}, expected 'all', 'none' or names out of {CHECKS}")
         self.chosen_checks = chosen
+        for name, bits in _BITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or not 0 <= value < 2**bits:
+                raise ValueError(f"{name}: got {value!r}, expected a whole number in [0, 2^{bits})")
 
     @property
     def reports(self) -> list[Report]:

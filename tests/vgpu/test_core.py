@@ -127,3 +127,25 @@ def test_unknown_text_is_listed():
         vgpu.Module(head + body)
     assert "frob.u32" in str(caught.value)
     assert "add.s31" in str(caught.value)
+
+
+def test_sessions_with_the_same_settings_are_two(module):
+    out = np.empty(128, np.float32)
+    with vgpu.session() as outer:
+        with vgpu.session() as inner:
+            pass
+        module.launch("reverse_right", 1, 128, [out])
+        assert (len(outer.reports), len(inner.reports)) == (1, 0)
+
+
+@pytest.mark.parametrize("settings", [{"seed": -1}, {"seed": 1.5}, {"max_warp_instructions": 2**64}, {"threads": -1}])
+def test_a_refused_session_leaves_no_trace(module, settings):
+    ((name, value),) = settings.items()
+    with (
+        pytest.raises(ValueError, match=f"^{name}: got {value}, expected a whole number in "),
+        vgpu.session(**settings),
+    ):
+        pass
+    with vgpu.session() as session:
+        module.launch("reverse_right", 1, 128, [np.empty(128, np.float32)])
+    assert len(session.reports) == 1
