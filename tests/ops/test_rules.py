@@ -250,3 +250,19 @@ def test_rule_12_sizes_of_zero_do_nothing(backend):
     assert not out.any()
     for got, wanted in zip(pair.buffers, before.buffers, strict=True):
         compare.assert_same_bytes(got.bytes(), wanted.bytes(), "cache")
+
+
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
+@pytest.mark.parametrize("q_len", [1, 40])
+def test_rule_13_a_value_scale_for_each_token_is_not_rounded(backend, q_len):
+    """Every row sees its own key alone; the scale as a bfloat16 would be off by 0.3 %, and so the product by 0.7 %."""
+    case = AttentionCase("own-key", seq_lens=(q_len,), q_lens=(q_len,), heads=(2, 2), cache_dtype=E4M3,
+                         window=(0, -1), k_scale="token", v_scale="token")  # fmt: skip
+    inputs = build_attention(case)
+    scale, value = 1.03466796875, 1.125
+    inputs.v_scale.fill_(scale)
+    inputs.cache.value.fill_(value)
+    inputs.call(backend.op("paged_attention"))
+    out = inputs.out.view
+    compare.assert_close(out, torch.full(out.shape, scale * value, dtype=torch.float64), case.dtype)

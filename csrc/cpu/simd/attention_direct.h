@@ -102,11 +102,12 @@ struct ValuePass {
   }
 };
 
-// output[row] = rescale[row] * output[row] + weights . values over kBlocks * kStep vectors of columns. The tile's sum
-// is formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
+// output[row] = rescale[row] * output[row] + unit[row] * (weights . values) over kBlocks * kStep vectors of columns; no
+// unit: 1. The tile's sum is formed from zero: rounding grows with the tiles and the keys of one, not with all keys.
 template <class Mode, class T, int kRows, int kBlocks>
 inline void add_values(const float* words, const T* const* values, int begin, int end, int64_t column, int elements,
-                       const float* rescale, float* output, int64_t output_stride, const ValuePass<T>& pass) {
+                       const float* rescale, const float* unit, float* output, int64_t output_stride,
+                       const ValuePass<T>& pass) {
   constexpr int kStep = Mode::kStep;
   constexpr int kVecs = kBlocks * kStep;
   constexpr int kElements = kLanes * kStep;
@@ -148,7 +149,8 @@ inline void add_values(const float* words, const T* const* values, int begin, in
     PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       float* sum = output + r * output_stride + column + v * kLanes;
-      store(sum, fma(factor, load(sum), sums[r][v]));
+      const Vec product = unit == nullptr ? sums[r][v] : mul(broadcast(unit[r]), sums[r][v]);
+      store(sum, fma(factor, load(sum), product));
     }
   }
 }
@@ -211,8 +213,9 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) rescale[r] = lane_values[r];
 
-  alignas(64) float words[kKeyTile * kRows];
-  Vec sum = broadcast(0.0f);
+  alignas(64) float words[kKeyTile * kRows], scaled[kKeyTile * kRows];
+  float units[kRows];
+  Vec sum = broadcast(0.0f), heaviest = broadcast(kLeastUnit);
   const bool value_scales = params.v_scale.per_token();
   for (int j = begin; j < end; j += kGroup) {
     Vec weights[kStep] = {};
@@ -227,11 +230,33 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
         PAGEDKERN_UNROLL
         for (int l = 0; l < kLanes; ++l) scales[l] = rows.value_scales[key + l / kRows];
         weights[i] = mul(weights[i], load(scales));
+        store(scaled + key * kRows, weights[i]);
+        heaviest = max_else(weights[i], heaviest);
       }
     }
-    Mode::template pack_weights<kRows>(weights, words + j / kStep * kRows);
+    if (!value_scales) Mode::template pack_weights<kRows>(weights, words + j / kStep * kRows);
   }
   store(block.sum, fma(load(block.sum), factors, sum));
+  if (value_scales) {
+    store(lane_values, heaviest);
+    PAGEDKERN_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float most = lane_values[r];
+      PAGEDKERN_UNROLL
+      for (int k = 1; k < kKeys; ++k) most = lane_values[k * kRows + r] > most ? lane_values[k * kRows + r] : most;
+      PAGEDKERN_UNROLL
+      for (int k = 0; k < kKeys; ++k) lane_values[k * kRows + r] = 1.0f / most;
+      units[r] = most;
+    }
+    const Vec inverse = load(lane_values);
+    for (int j = begin; j < end; j += kGroup) {
+      Vec weights[kStep] = {};
+      PAGEDKERN_UNROLL
+      for (int i = 0; i < kStep; ++i) weights[i] = mul(load(scaled + (j + i * kKeys) * kRows), inverse);
+      Mode::template pack_weights<kRows>(weights, words + j / kStep * kRows);
+    }
+  }
+  const float* unit = value_scales ? units : nullptr;
 
   constexpr int kElements = kLanes * kStep;
   constexpr int kBlocks = kLanes == 16 && kRows <= 4 ? 4 / kStep : 2;
@@ -240,12 +265,12 @@ inline void direct_tile(const PagedAttentionParams& params, const ScoreRule& rul
   pass.count = head_dim / kColumns + (head_dim % kColumns + kElements - 1) / kElements;
   int column = 0;
   for (; column + kColumns <= head_dim; column += kColumns, ++pass.index) {
-    add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kColumns, rescale, block.output, stride,
-                                        pass);
+    add_values<Mode, T, kRows, kBlocks>(words, rows.values, begin, end, column, kColumns, rescale, unit, block.output,
+                                        stride, pass);
   }
   for (; column < head_dim; column += kElements, ++pass.index) {
     const int elements = head_dim - column < kElements ? head_dim - column : kElements;
-    add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, block.output, stride,
+    add_values<Mode, T, kRows, 1>(words, rows.values, begin, end, column, elements, rescale, unit, block.output, stride,
                                   pass);
   }
   for (int r = 0; rows.num_lone > 0 && r < kRows; ++r) {

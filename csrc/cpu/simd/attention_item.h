@@ -154,9 +154,9 @@ class ItemRunner {
       if (begin >= end) continue;
 
       alignas(64) float scores[kTileRows * kKeyTile];
-      float rescale[kTileRows];
+      float rescale[kTileRows], unit[kTileRows];
       multiply<Mode>(count, last - first, query(head, row), stride_, scratch_.packed_keys + first * kLanes, kKeyTile, 0,
-                     head_dim / kStep, scores + first * kLanes, kKeyTile, nullptr);
+                     head_dim / kStep, scores + first * kLanes, kKeyTile, nullptr, nullptr);
       float* words = scratch_.weights;
       for (int r = 0; r < count; ++r) {
         PackedRow packed;
@@ -168,10 +168,11 @@ class ItemRunner {
         packed.distance = static_cast<float>(tile.first_key - position(row + r));
         rescale[r] = weigh_row<Mode>(rule, packed, rows.key_scales, value_scales, first, last, scores + r * kKeyTile,
                                      words + r * kKeyTile, *state(scratch_.maximum, head, row + r),
-                                     state(scratch_.sum, head, row + r));
+                                     state(scratch_.sum, head, row + r), unit[r]);
       }
       multiply<Mode>(count, vecs, words, kKeyTile, scratch_.packed_values, stride_, first * kLanes / kStep,
-                     last * kLanes / kStep, output(head, row), stride_, rescale);
+                     last * kLanes / kStep, output(head, row), stride_, rescale,
+                     value_scales == nullptr ? nullptr : unit);
       for (int r = 0; rows.num_lone > 0 && r < count; ++r) {
         add_lone_values(
             rows, head_dim, place(scratch_.row_begin[row + r], tile), place(scratch_.row_end[row + r], tile),

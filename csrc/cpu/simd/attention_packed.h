@@ -17,10 +17,11 @@ constexpr int kTileRows = 2, kTileVecs = 1;
 #endif
 static_assert(kTileRows <= kRowPadding);
 
-// c = rescale * c + a . b over words [begin, end), the product summed from zero; without rescale c is not read.
+// c = rescale * c + unit * (a . b) over words [begin, end), the product summed from zero; without rescale c is not
+// read, without unit it is 1.
 template <class Mode, int kRows, int kVecs>
 inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin, int end,
-                          float* c, int64_t c_stride, const float* rescale) {
+                          float* c, int64_t c_stride, const float* rescale, const float* unit) {
   Vec sums[kRows][kVecs];
   PAGEDKERN_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -43,31 +44,32 @@ inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int6
     PAGEDKERN_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       float* sum = c + r * c_stride + v * kLanes;
-      store(sum, rescale == nullptr ? sums[r][v] : fma(broadcast(rescale[r]), load(sum), sums[r][v]));
+      const Vec product = unit == nullptr ? sums[r][v] : mul(broadcast(unit[r]), sums[r][v]);
+      store(sum, rescale == nullptr ? product : fma(broadcast(rescale[r]), load(sum), product));
     }
   }
 }
 
 template <class Mode, int kRows, int kVecs = kTileVecs>
 inline void multiply_columns(int vecs, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin,
-                             int end, float* c, int64_t c_stride, const float* rescale) {
+                             int end, float* c, int64_t c_stride, const float* rescale, const float* unit) {
   for (; vecs >= kVecs; vecs -= kVecs, b += kVecs * kLanes, c += kVecs * kLanes) {
-    multiply_tile<Mode, kRows, kVecs>(a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+    multiply_tile<Mode, kRows, kVecs>(a, a_stride, b, b_stride, begin, end, c, c_stride, rescale, unit);
   }
   if constexpr (kVecs > 1) {
     if (vecs > 0)
-      multiply_columns<Mode, kRows, kVecs - 1>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+      multiply_columns<Mode, kRows, kVecs - 1>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale, unit);
   }
 }
 
 // At most kTileRows rows, `vecs` vectors of columns.
 template <class Mode, int kRows = kTileRows>
 inline void multiply(int rows, int vecs, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int begin,
-                     int end, float* c, int64_t c_stride, const float* rescale) {
+                     int end, float* c, int64_t c_stride, const float* rescale, const float* unit) {
   if (rows == kRows) {
-    multiply_columns<Mode, kRows>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+    multiply_columns<Mode, kRows>(vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale, unit);
   } else if constexpr (kRows > 1) {
-    multiply<Mode, kRows - 1>(rows, vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale);
+    multiply<Mode, kRows - 1>(rows, vecs, a, a_stride, b, b_stride, begin, end, c, c_stride, rescale, unit);
   }
 }
 
@@ -121,9 +123,10 @@ struct PackedRow {
   bool alibi;
 };
 
+// Scores become weights. Scaled ones are in `unit`, the heaviest of them (attention_tile.h).
 template <class Mode>
 inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float* key_scales, const float* value_scales,
-                       int first, int last, float* scores, float* words, float& maximum, float* sums) {
+                       int first, int last, float* scores, float* words, float& maximum, float* sums, float& unit) {
   constexpr int kStep = Mode::kStep;
   const bool masked = row.begin > first * kLanes || row.end < last * kLanes;
   const Vec lanes = lane_numbers();
@@ -144,15 +147,27 @@ inline float weigh_row(const ScoreRule& rule, const PackedRow& row, const float*
   const float base = m == -kInfinity ? 0.0f : m;
   const Vec rescale = exp2_of(broadcast(maximum - base));
   maximum = m;
-  Vec sum = broadcast(0.0f);
+  Vec sum = broadcast(0.0f), heaviest = broadcast(kLeastUnit);
+  for (int i = first; i < last; i += kStep) {
+    PAGEDKERN_UNROLL
+    for (int s = 0; s < kStep; ++s) {
+      const Vec weight =
+          i + s < last ? exp2_of(sub(load(scores + (i + s) * kLanes), broadcast(base))) : broadcast(0.0f);
+      sum = add(sum, weight);
+      store(scores + (i + s) * kLanes, weight);
+      if (value_scales != nullptr) heaviest = max_else(mul(weight, load(value_scales + (i + s) * kLanes)), heaviest);
+    }
+  }
+  unit = value_scales == nullptr ? 1.0f : max_of_lanes(heaviest);
+  const Vec inverse = broadcast(1.0f / unit);
   for (int i = first; i < last; i += kStep) {
     Vec weights[kStep] = {};
     PAGEDKERN_UNROLL
     for (int s = 0; s < kStep; ++s) {
-      weights[s] = i + s < last ? exp2_of(sub(load(scores + (i + s) * kLanes), broadcast(base))) : broadcast(0.0f);
-      sum = add(sum, weights[s]);
-      store(scores + (i + s) * kLanes, weights[s]);
-      if (value_scales != nullptr) weights[s] = mul(weights[s], load(value_scales + (i + s) * kLanes));
+      weights[s] = load(scores + (i + s) * kLanes);
+      if (value_scales != nullptr) {
+        weights[s] = mul(mul(weights[s], load(value_scales + (i + s) * kLanes)), inverse);
+      }
     }
     Mode::template pack_weights<1>(weights, words + i / kStep * kLanes);
   }

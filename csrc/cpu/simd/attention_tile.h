@@ -6,6 +6,11 @@
 
 namespace pagedkern::cpu::PAGEDKERN_SIMD {
 
+// Weights with a value scale for each token are multiplied in a unit of their own for each row and tile, the heaviest
+// of them: a row that one key dominates keeps it exactly, as a weight of 1, where products round weights to bfloat16.
+// The least unit has a finite inverse.
+constexpr float kLeastUnit = 1e-30f;
+
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Offsets in elements of a tile's rows for KV head 0. Only [begin, end) of the tile's keys may be read.
