@@ -4,8 +4,9 @@ import torch
 
 from ._library import NAMESPACE
 
-# Every op that returns nothing, and the argument whose device the others must share. Their fakes have nothing to
-# compute: the schema's mutation marks say all. `paged_attention_workspace_size` takes numbers only and runs as it is.
+# Every op that returns nothing, and the tensor whose device the others must share; a block_mapping may be on the CPU as
+# well. Their fakes have nothing to compute: the schema's mutation marks say all. `paged_attention_workspace_size` takes
+# numbers only and runs as it is.
 _DEVICE_OF = {
     "reshape_and_cache": "key_cache",
     "reshape_and_cache_dynamic": "key_cache",
@@ -13,20 +14,31 @@ _DEVICE_OF = {
     "paged_attention": "query",
     "merge_attention_states": "out",
     "gather_cache": "key_cache",
-    "copy_blocks": None,
+    "copy_blocks": "key_caches[0]",
     "swap_blocks": None,
 }
 
 
+def _tensors(names, args):
+    for name, value in zip(names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, list):
+            yield from ((f"{name}[{i}]", tensor) for i, tensor in enumerate(value))
+
+
 def _make_fake(name, names, reference):
     def fake(*args):
-        given = dict(zip(names, args, strict=False))
-        for argument, tensor in given.items() if reference is not None else ():
-            if isinstance(tensor, torch.Tensor) and tensor.device != given[reference].device:
-                raise RuntimeError(
-                    f"{name}: {argument} must be on the device of {reference} ({given[reference].device}), "
-                    f"got {tensor.device}"
-                )
+        given = dict(_tensors(names, args))
+        if reference not in given:
+            return
+        device = given[reference].device
+        for argument, tensor in given.items():
+            if tensor.device == device or (argument == "block_mapping" and tensor.device.type == "cpu"):
+                continue
+            raise RuntimeError(
+                f"{name}: {argument} must be on the device of {reference} ({device}), got {tensor.device}"
+            )
 
     return fake
 

@@ -52,6 +52,10 @@ std::string join(const int64_t* values, int64_t count, char open, char close) {
 
 Arg::Arg(const char* name, const Tensor& tensor, int32_t list_index) : name(name), list_index(list_index) {
   const AtenTensorHandle handle = tensor.get();
+  bool defined = false;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_is_defined(handle, &defined));
+  is_none = !defined;
+  if (is_none) return;
   void* pointer = nullptr;
   int64_t* borrowed_sizes = nullptr;
   int64_t* borrowed_strides = nullptr;
@@ -99,6 +103,7 @@ std::string Arg::label() const {
 }
 
 std::string Arg::dtype_name() const {
+  if (is_none) return "None";
   for (const DtypeRow& row : dtype_rows()) {
     if (row.code == scalar_type) return row.name;
   }
@@ -106,6 +111,7 @@ std::string Arg::dtype_name() const {
 }
 
 std::string Arg::device_name() const {
+  if (is_none) return "None";
   if (device_type == aoti_torch_device_type_cpu()) return "cpu";
   const std::string index = ":" + std::to_string(device_index);
   if (device_type == aoti_torch_device_type_cuda()) return "cuda" + index;
@@ -113,7 +119,7 @@ std::string Arg::device_name() const {
 }
 
 std::string Arg::shape() const {
-  return join(sizes, dim, '[', ']');
+  return is_none ? "None" : join(sizes, dim, '[', ']');
 }
 
 std::string Arg::stride_text() const {

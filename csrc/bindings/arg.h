@@ -30,16 +30,17 @@ constexpr Kinds kIndexKinds = kinds(Kind::kInt32) | kinds(Kind::kInt64);
 struct Arg {
   const char* name;         // the argument's name in the schema
   int32_t list_index = -1;  // its place in a list of tensors, -1: not in a list
+  bool is_none = false;     // None where a tensor belongs: fits no shape, dtype or device
   char* data = nullptr;
   const int64_t* sizes = nullptr;    // [dim], owned by the tensor
   const int64_t* strides = nullptr;  // [dim], elements, owned by the tensor
   int64_t dim = 0;
   int64_t numel = 0;
-  int64_t itemsize = 0;     // bytes
-  int64_t extent = 0;       // bytes from data to behind the last element, 0 when empty
-  int32_t scalar_type = 0;  // torch's code
+  int64_t itemsize = 0;      // bytes
+  int64_t extent = 0;        // bytes from data to behind the last element, 0 when empty
+  int32_t scalar_type = -1;  // torch's code
   Kind kind = Kind::kOther;
-  int32_t device_type = 0;  // torch's code
+  int32_t device_type = -1;  // torch's code
   int32_t device_index = 0;
 #ifdef PAGEDKERN_VGPU
   vgpu::MemoryGrant grant;  // the kernels of a call may use its arguments' memory, and nothing else

@@ -7,6 +7,7 @@
 namespace pagedkern::bindings {
 
 const Backend& backend_for(const char* op, const Arg& tensor) {
+  if (tensor.is_none) throw std::runtime_error(std::string(op) + ": " + tensor.label() + " must be a tensor, got None");
   if (checks_only_level() > 0) return kChecksOnly;
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();

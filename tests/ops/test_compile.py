@@ -124,3 +124,15 @@ def test_export():
     exported = torch.export.export(Layer(), tuple(a.clone() for a in args)).module()
     for got, expected in zip(exported(*[a.clone() for a in args]), layer(*args), strict=True):
         assert torch.equal(got, expected)
+
+
+def test_fake_copy_blocks_wants_one_device(backend):
+    cpu, meta, mapping = op_args.cache(), op_args.cache().to("meta"), torch.tensor([[0, 1]])
+    call = overload(backend, "copy_blocks")
+    call([meta], [meta], mapping)
+    call([meta], [meta], mapping.to("meta"))
+    call([], [], mapping.to("meta"))
+    with pytest.raises(RuntimeError, match=r"^copy_blocks: value_caches\[0\] must be on the device of key_caches\[0\]"):
+        call([cpu], [meta], mapping)
+    with pytest.raises(RuntimeError, match=r"^copy_blocks: block_mapping must be on the device .*\(cpu\), got meta"):
+        call([cpu], [cpu], mapping.to("meta"))

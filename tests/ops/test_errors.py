@@ -298,6 +298,14 @@ def test_error(op, argument, change, got, expected, backend):
         assert torch.equal(old, new), "something was written"
 
 
+@pytest.mark.parametrize("op", MAKERS)
+def test_none_for_a_tensor(op, backend):
+    schema = getattr(torch.ops.pagedkern, op).default._schema
+    for name in (a.name for a in schema.arguments if str(a.type) == "Tensor"):
+        with pytest.raises(RuntimeError, match=f"^{op}: {name} must .*, got None$"):
+            backend.op(op)(**MAKERS[op]() | {name: None})
+
+
 @pytest.mark.ops("paged_attention")
 @pytest.mark.parametrize("num_splits", [0, 1, 4])
 def test_a_workspace_one_byte_short(num_splits, backend):
