@@ -58,6 +58,8 @@ def read_shape(model: str) -> KVShape:
         config = open_checkpoint(model).config
         return KVShape(config.num_layers, config.num_kv_heads, config.head_dim, config.max_position)
     path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{model!r} is neither a config.json nor a directory with one nor a .gguf file")
     return kv_shape(json.loads(path.read_text()))
 
 

@@ -42,6 +42,12 @@ def test_memory_table(tmp_path, capsys):
     assert [line.split() for line in lines[-2:]] == [["8,192", "512", "MiB", "4"], ["10,000", "625", "MiB", "3"]]
 
 
+def test_memory_of_no_model(tmp_path, capsys):
+    for model in (tmp_path, tmp_path / "absent"):
+        assert main(["memory", "--model", str(model), "--memory-gib", "1"]) == 2
+        assert f"'{model}' is neither a config.json nor a directory with one" in capsys.readouterr().err
+
+
 def test_memory_of_a_checkpoint(make_llama, make_llm, capsys):
     path, _ = make_llama()
     assert main(["memory", "--model", str(path), "--memory-gib", "1", "--kv-cache-dtype", "float32"]) == 0
