@@ -31,7 +31,8 @@ def paged_attention_combine_kernel(
         base = partials_before(seq, seq_lens, cu_seqlens_q, group, window_left, num_splits, chunk, BLOCK_N)
         p_partial = float32_at(partials)
         head_dim = head_dim_by_8 * 8
-        p_partial_lse = p_partial + num_partial_rows * num_kv_heads * head_dim
+        num_rows = num_partial_rows * num_kv_heads
+        p_partial_max = p_partial + num_rows * head_dim
         i_d = tl.arange(0, BLOCK_D)
         for first in range(0, group, HEADS):
             i_head = first + tl.arange(0, HEADS)
@@ -44,14 +45,15 @@ def paged_attention_combine_kernel(
             b_out = tl.zeros((HEADS, BLOCK_D), tl.float32)
             for split in range(0, splits):
                 row = (base + (split * q_len + token) * group + i_head).to(tl.int64) * num_kv_heads + kv_head
-                b_lse = tl.load(p_partial_lse + row, mask=m_head, other=float("-inf"))
+                b_top = tl.load(p_partial_max + row, mask=m_head, other=float("-inf"))
+                b_part_sum = tl.load(p_partial_max + num_rows + row, mask=m_head, other=0.0)
                 b_part = tl.load(row_pointers(p_partial, row * head_dim, i_d, 16), mask=mask, other=0.0)
-                b_top = tl.maximum(b_max, b_lse)
-                guard = tl.where(b_top == float("-inf"), 0.0, b_top)
-                shrink, weight = tl.exp2(b_max - guard), tl.exp2(b_lse - guard)
-                b_sum = b_sum * shrink + weight
+                b_new = tl.maximum(b_max, b_top)
+                guard = tl.where(b_new == float("-inf"), 0.0, b_new)
+                shrink, weight = tl.exp2(b_max - guard), tl.exp2(b_top - guard)
+                b_sum = b_sum * shrink + b_part_sum * weight
                 b_out = b_out * shrink[:, None] + b_part * weight[:, None]
-                b_max = b_top
+                b_max = b_new
             b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
             o_token = (first_token + token).to(tl.int64)
             o_out = o_token * out_stride_token + head * out_stride_head

@@ -99,8 +99,8 @@ def plan(
 
 
 def partial_bytes(partial_rows: int, num_kv_heads: int, head_dim: int) -> int:
-    """Rows of head_dim float32, then one float32 each for their lse."""
-    return partial_rows * num_kv_heads * (head_dim + 1) * 4
+    """Rows of head_dim float32, then two float32 each: maximum and sum."""
+    return partial_rows * num_kv_heads * (head_dim + 2) * 4
 
 
 def fit(plan: Plan, available: int, num_kv_heads: int, head_dim: int, group: int) -> Plan | None:
@@ -109,7 +109,7 @@ def fit(plan: Plan, available: int, num_kv_heads: int, head_dim: int, group: int
         return plan
     if plan.num_splits > 0:
         return None
-    rows = available // (num_kv_heads * (head_dim + 1) * 4)
+    rows = available // (num_kv_heads * (head_dim + 2) * 4)
     target = rows // (2 * plan.split_tokens * group)
     if target == 0:
         return plan._replace(num_splits=1, partial_rows=0)

@@ -48,14 +48,24 @@ def multiply(a, b):
 
 
 @triton.jit
+def base_of(b_max, HEADROOM: tl.constexpr):
+    """What weights are relative to: the maximum, less the headroom where float32 takes that off exactly (-inf: not)."""
+    if HEADROOM == 0.0:
+        return b_max
+    else:
+        return tl.where(tl.abs(b_max) < 2.0**20, b_max - HEADROOM, b_max)
+
+
+@triton.jit
 def store_partial(partials, p_row, num_rows, b_out, b_max, b_sum, head_dim, i_d, m_row):
-    """A split's normalised result, and its lse to base 2 behind all of them."""
+    """A split's sums, and behind all of them what they are relative to, then their weights: not one lse of the two,
+    whose rounding would be more than an exponent where scores are large."""
     base = float32_at(partials)
-    total = tl.where(b_sum > 0, b_sum, 1.0)
     m_out = m_row[:, None] & (i_d < head_dim)[None, :]
-    tl.store(row_pointers(base, p_row * head_dim, i_d, 16), b_out / total[:, None], mask=m_out)
-    lse_log2 = tl.where(b_sum > 0, b_max + tl.log2(total), float("-inf"))
-    tl.store(base + num_rows * head_dim + p_row, lse_log2, mask=m_row)
+    tl.store(row_pointers(base, p_row * head_dim, i_d, 16), b_out, mask=m_out)
+    base += num_rows * head_dim + p_row
+    tl.store(base, b_max, mask=m_row)
+    tl.store(base + num_rows, b_sum, mask=m_row)
 
 
 @triton.jit
@@ -181,9 +191,10 @@ def attend(
             b_top = tl.maximum(b_max, tl.max(b_score + tl.log2(by_token)[None, :], 1))
         else:
             b_top = tl.maximum(b_max, tl.max(b_score, 1))
-        guard = tl.where(b_top == float("-inf"), 0.0, b_top)
-        b_weight = tl.exp2(b_score - (guard - headroom)[:, None])
-        shrink = tl.exp2(b_max - guard)
+        b_base = base_of(b_top, headroom)
+        guard = tl.where(b_base == float("-inf"), 0.0, b_base)
+        b_weight = tl.exp2(b_score - guard[:, None])
+        shrink = tl.exp2(base_of(b_max, headroom) - guard)
         b_sum = b_sum * shrink + tl.sum(b_weight, 1)
         b_max = b_top
         if TOKEN_SCALES:
@@ -197,7 +208,7 @@ def attend(
             b_out = b_out * shrink[:, None] + multiply(b_weight, widen(b_value, FORMAT, NATIVE))
     if PAIRED:
         b_out = tl.reshape(tl.join(b_out, b_out_odd), (BLOCK_M, BLOCK_D))
-    b_max -= headroom
+    b_max = base_of(b_max, headroom)
     if FORMAT != IS_PLAIN and not TOKEN_SCALES:
         b_out *= tl.load(float32_at(v_scale), mask=v_scale != 0, other=1.0)
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "common/status.h"
@@ -12,7 +13,8 @@ namespace pagedkern {
 struct LaunchConfig {
   dim3 grid;
   dim3 block;
-  size_t shared_bytes = 0;  // dynamic shared memory of a block
+  size_t shared_bytes = 0;       // dynamic shared memory of a block
+  size_t most_shared_bytes = 0;  // of any launch of this kernel, where launches differ: threads may launch at once
   dim3 cluster = dim3(1, 1, 1);
   // Lets the kernel start while its predecessor on the stream drains; it must then call cudaGridDependencySynchronize()
   // before its first read of what the predecessor wrote.
@@ -36,9 +38,10 @@ constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
 template <class Params>
 Status launch(void (*kernel)(Params), const LaunchConfig& config, const Params& params, cudaStream_t stream) {
-  if (config.shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(config.shared_bytes));
+  const size_t most_shared = std::max(config.shared_bytes, config.most_shared_bytes);
+  if (most_shared > kDefaultSharedBytes) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_shared));
     if (error != cudaSuccess) return to_status(error);
   }
   cudaLaunchAttribute attributes[2];

@@ -30,6 +30,7 @@ struct SplitParams {
   PagedAttentionParams op;
   KeyWindow window;
   int32_t group;         // query heads of a KV head
+  int32_t tile_rows;     // (query token, query head) pairs of a unit, where a sequence may have more
   int32_t least_keys;    // keys worth a bucket of their own
   int32_t max_buckets;   // with partial results
   int32_t place_tokens;  // where num_splits is given, one place of counters for so many query tokens; 0: for a sequence
@@ -108,7 +109,8 @@ struct SplitShared {
   int32_t last;
 };
 
-// whole_units: a piece is a unit. Config: kRows of a tile of query rows, kTileKeys of a tile of keys.
+// whole_units: a piece is a unit. Config: kTileKeys of a tile of keys, kManyRowTiles where a sequence may have more
+// rows than one unit takes.
 template <class Config>
 PAGEDKERN_HOST_DEVICE SequenceWork sequence_work(const SplitParams& p, int64_t seq, bool whole_units) {
   const PagedAttentionParams& op = p.op;
@@ -129,7 +131,10 @@ PAGEDKERN_HOST_DEVICE SequenceWork sequence_work(const SplitParams& p, int64_t s
   if (op.num_splits > 0) w.piece_tiles = ceil_div(w.tiles, op.num_splits);
   if (whole_units || (op.num_splits > 0 && w.query_len > kMaxSplitQueryLen)) w.piece_tiles = w.tiles;
   w.pieces = ceil_div(w.tiles, w.piece_tiles);
-  w.row_tiles = static_cast<int32_t>(ceil_div<int64_t>(static_cast<int64_t>(w.query_len) * p.group, Config::kRows));
+  w.row_tiles = 1;
+  if constexpr (Config::kManyRowTiles) {
+    w.row_tiles = static_cast<int32_t>(ceil_div<int64_t>(static_cast<int64_t>(w.query_len) * p.group, p.tile_rows));
+  }
   w.units = static_cast<int64_t>(w.row_tiles) * op.cache.num_kv_heads;
   return w;
 }

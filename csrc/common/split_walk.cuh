@@ -6,10 +6,11 @@
 namespace pagedkern {
 
 // Every block adds up the work of all sequences and finds where its bucket begins: shared.walk stands there, and
-// shared.parts has the first parts. 0 buckets: nothing to do at all.
+// shared.parts has the first parts. 0 buckets: nothing to do at all. `threads`: of the block, Config::kMaxThreads at
+// most.
 template <class Config, class Shared>
-static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, Shared& shared) {
-  const int64_t share = ceil_div<int64_t>(p.op.num_seqs, Config::kThreads);
+static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, int threads, Shared& shared) {
+  const int64_t share = ceil_div<int64_t>(p.op.num_seqs, threads);
   const int64_t first = threadIdx.x * share;
   const int64_t last = min(first + share, p.op.num_seqs);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -40,7 +41,8 @@ static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, Shared& 
   units -= mine.units;
   WorkSum all = {};
 #pragma unroll
-  for (int w = 0; w < Config::kWarps; ++w) {
+  for (int w = 0; w < Config::kMaxThreads / 32; ++w) {
+    if (w >= threads / 32) break;
     if (w == warp) {
       pieces += all.pieces;
       units += all.units;

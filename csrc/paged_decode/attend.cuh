@@ -37,6 +37,8 @@ static __device__ __forceinline__ void fp8x4_to_f16x4(uint32_t codes, uint32_t& 
 // weight would pass 2^kHeadroom, and kMargin keeps small weights above the subnormal numbers of float16.
 constexpr float kMargin = 4.0f;
 constexpr float kHeadroom = 12.0f;
+// Larger scores, to base 2, are so coarse that a margin is lost in their rounding: the reference is then the maximum.
+constexpr float kExactScores = 1048576.0f;
 
 // Columns are eights of query rows; lane l has rows 2 (l % 4) and the next of each.
 template <class Config>
@@ -230,10 +232,12 @@ static __device__ __forceinline__ void raise_reference(DecodeState<Config>& stat
       const float top = rows_max(greatest[c][i]);
       float scale = 1.0f;
       if (top > state.limit[c][i]) {
-        const float reference = fmaf(top, factor[c][i], -kMargin);
+        const float score = __fmul_rn(top, factor[c][i]);
+        const bool exact = fabsf(score) < kExactScores;
+        const float reference = exact ? __fsub_rn(score, kMargin) : score;
         scale = state.limit[c][i] == minus_infinity() ? 0.0f : exp2_approx(state.reference[c][i] - reference);
         state.reference[c][i] = reference;
-        state.limit[c][i] = __fadd_rn(top, __fdividef(kHeadroom - kMargin, factor[c][i]));
+        state.limit[c][i] = exact ? __fadd_rn(top, __fdividef(kHeadroom - kMargin, factor[c][i])) : top;
       }
       state.sum[c][i] *= scale;
 #pragma unroll
@@ -245,7 +249,8 @@ static __device__ __forceinline__ void raise_reference(DecodeState<Config>& stat
   }
 }
 
-// Scores to weights; the sums take them up.
+// Scores to weights; the sums take them up. Score and reference are rounded alike before one is taken from the other
+// (no fused multiply-add): of large scores, what rounding leaves would be more than an exponent can hold.
 template <class Config>
 static __device__ __forceinline__ void weigh(DecodeState<Config>& state, const Scores<Config>& scores,
                                              const float (&factor)[Config::kColumns][2], Weights<Config>& weights) {
@@ -274,7 +279,8 @@ static __device__ __forceinline__ void weigh(DecodeState<Config>& state, const S
         float weight[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          weight[i] = exp2_approx(fmaf(scores[slab][c][2 * half + i], factor[c][i], -state.reference[c][i]));
+          weight[i] =
+              exp2_approx(__fsub_rn(__fmul_rn(scores[slab][c][2 * half + i], factor[c][i]), state.reference[c][i]));
           state.sum[c][i] = __fadd_rn(state.sum[c][i], weight[i]);
         }
         weights[slab][c][half] = movmatrix_trans(pack2<Math>(weight[0], weight[1]));

@@ -33,7 +33,7 @@ struct PagedDecodeConfig {
   static constexpr bool kManyRowTiles = false;  // the rows of a sequence are one tile
 
   static constexpr int kWarps = 4;
-  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kThreads = 32 * kWarps, kMaxThreads = kThreads;
   static constexpr int kRowBytes = kDim * static_cast<int>(size_of(kCache));  // of one key or value
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kSlabKeys = 16;  // the k of an mma over keys; pages are looked up once a slab

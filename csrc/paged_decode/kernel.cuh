@@ -40,9 +40,8 @@ static __device__ __forceinline__ void load_rows(const PagedDecodeParams& p, Pag
   constexpr int kEights = (Config::kDim / 8 + kThreads - 1) / kThreads;
   const PagedAttentionParams& op = p.op;
   const int n = threadIdx.x / kThreads, thread = threadIdx.x % kThreads;
-  const int32_t number = part.row_tile * Config::kRows + n;
-  const bool real = number < part.query_len * p.group;
-  const int32_t row = real ? number : part.query_len * p.group - 1;
+  const bool real = n < part.query_len * p.group;
+  const int32_t row = real ? n : part.query_len * p.group - 1;
   const int32_t token = row / p.group;
   const int32_t head = part.head * p.group + row - token * p.group;
   const auto* from = static_cast<const uint16_t*>(op.query) +
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   constexpr bool kEven = kSlots % 2 == 0;  // then a slot is always of keys or always of values
   if constexpr (Config::kGeneral) clear_ring(shared, warp, lane);
   grid_dependency_wait();
-  const Cut cut = find_bucket<Config>(p, shared.split);
+  const Cut cut = find_bucket<Config>(p, Config::kThreads, shared.split);
   if (cut.buckets == 0) return;
 
   LoadStream<Config> stream;

@@ -170,7 +170,7 @@ static __device__ __forceinline__ void finish_part(const PagedDecodeParams& p, P
   __syncthreads();
   RowShare<Config> row;
   merge_warps(shared, row);
-  const int32_t number = part.row_tile * Config::kRows + row.row();  // of the sequence's rows of this KV head
+  const int32_t number = row.row();  // of the sequence's rows of this KV head
   const bool real = number < part.query_len * p.group;
   bool last = true;
   if (part.num_pieces < part.unit_pieces) {

@@ -119,7 +119,8 @@ static __device__ __forceinline__ void mask_scores(const WarpRows<kDim>& rows, i
 }
 
 // Scores times `unit` are in units of log2: to weights relative to the new maximum, which `factor` brings the old sums
-// to.
+// to. Scores and maximum are rounded alike before one is taken from the other (no fused multiply-add): of large scores,
+// what rounding leaves would be more than an exponent can hold.
 template <class Config, int kDim>
 static __device__ __forceinline__ void weigh(float unit, WarpRows<kDim>& rows, float (&scores)[Config::kKeys / 8][4],
                                              float (&factor)[2]) {
@@ -128,16 +129,16 @@ static __device__ __forceinline__ void weigh(float unit, WarpRows<kDim>& rows, f
     float top = minus_infinity();
 #pragma unroll
     for (int n = 0; n < Config::kKeys / 8; ++n) top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-    top = fmaxf(rows.maximum[r], quad_max(top) * unit);
+    top = fmaxf(rows.maximum[r], __fmul_rn(quad_max(top), unit));
     factor[r] = rescale_factor(rows.maximum[r], top);
     rows.maximum[r] = top;
-    const float minus_top = -guarded_maximum(top);
+    const float base = guarded_maximum(top);
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < Config::kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        scores[n][i] = exp2_approx(fmaf(scores[n][i], unit, minus_top));
+        scores[n][i] = exp2_approx(__fsub_rn(__fmul_rn(scores[n][i], unit), base));
         sum += scores[n][i];
       }
     }

@@ -18,6 +18,10 @@ inline int64_t prefill_dim(int64_t head_dim) {
   return 256;
 }
 
+inline int64_t prefill_resident_blocks(int64_t dim, bool fp8, int64_t rows) {
+  return prefill_resident_threads(dim, fp8) / (rows * kPrefillThreadsOfRow);
+}
+
 struct PrefillBounds {
   int64_t num_units;
   int64_t slot_threads;
@@ -27,15 +31,14 @@ struct PrefillBounds {
 inline PrefillBounds prefill_bounds(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                                     int64_t num_seqs, int64_t max_seqlen_q, int64_t max_seqlen_k, int64_t num_splits,
                                     int64_t first_query_len) {
-  constexpr int64_t kRows = PagedPrefillConfig<64, false>::kRows;  // the same for every instance
   constexpr int64_t kLeastTileKeys = PagedPrefillConfig<256, false>::kTileKeys;
-  const int64_t group = num_heads / num_kv_heads, dim = prefill_dim(head_dim);
+  const int64_t group = num_heads / num_kv_heads, dim = prefill_dim(head_dim), rows = prefill_rows(group);
   const int64_t longest = std::max<int64_t>(max_seqlen_q, 1);
   const int64_t longest_split = num_splits > 0 ? std::min<int64_t>(longest, kMaxSplitQueryLen) : longest;
   PrefillBounds b;
-  b.num_units = (num_tokens * group / kRows + std::min(num_seqs, num_tokens / first_query_len)) * num_kv_heads;
+  b.num_units = (num_tokens * group / rows + std::min(num_seqs, num_tokens / first_query_len)) * num_kv_heads;
   b.slot_threads =
-      32 * ceil_div<int64_t>(std::min(group * longest_split, kRows), PagedPrefillConfig<64, false>::kWarpRows);
+      32 * ceil_div<int64_t>(std::min(group * longest_split, rows), PagedPrefillConfig<64, false>::kWarpRows);
   const int64_t tiles = std::max<int64_t>(1, ceil_div(max_seqlen_k, kLeastTileKeys));
   b.split = {
       .num_tokens = num_tokens,
@@ -44,8 +47,9 @@ inline PrefillBounds prefill_bounds(int64_t num_tokens, int64_t num_heads, int64
       .num_splits = num_splits,
       .first_query_len = first_query_len,
       .tile_keys = kLeastTileKeys,
-      .place_units = first_query_len > kMaxSplitQueryLen ? 0 : num_kv_heads * ceil_div(group * longest_split, kRows),
-      .max_buckets = std::min<int64_t>(kMaxMultiprocessors * prefill_min_blocks(dim, false), b.num_units * tiles),
+      .place_units = first_query_len > kMaxSplitQueryLen ? 0 : num_kv_heads * ceil_div(group * longest_split, rows),
+      .max_buckets =
+          std::min<int64_t>(kMaxMultiprocessors * prefill_resident_blocks(dim, false, rows), b.num_units * tiles),
       .slot_floats = b.slot_threads * prefill_slot_vectors(dim) * 4};
   return b;
 }
@@ -53,17 +57,20 @@ inline PrefillBounds prefill_bounds(int64_t num_tokens, int64_t num_heads, int64
 // The splitting rules of a call whose bounds are known; false: its workspace is too small.
 inline bool place_prefill_bounds(const PrefillBounds& bounds, PagedPrefillParams& params) {
   params.num_units = bounds.num_units;
+  params.tile_rows = prefill_rows(params.group);
   params.slot_threads = static_cast<int32_t>(bounds.slot_threads);
   params.least_keys = kPrefillLeastKeys;
   return place_split_workspace(bounds.split, params);
 }
 
 // Blocks for every unit, or as many as the device holds at once where units may be split and are fewer.
-template <class Config>
+template <int kDim, bool kFp8>
 int64_t prefill_grid(const PagedPrefillParams& p, int64_t multiprocessors) {
-  const int64_t tiles = std::max<int64_t>(1, ceil_div<int64_t>(p.op.max_seqlen_k, Config::kTileKeys));
+  const int64_t tiles =
+      std::max<int64_t>(1, ceil_div<int64_t>(p.op.max_seqlen_k, PagedPrefillConfig<kDim, kFp8>::kTileKeys));
   const int64_t pieces = p.op.num_splits > 0 ? std::min<int64_t>(tiles, p.op.num_splits) : tiles;
-  return std::max(p.num_units, std::min(multiprocessors * Config::kMinBlocks, p.num_units * pieces));
+  const int64_t resident = multiprocessors * prefill_resident_blocks(kDim, kFp8, p.tile_rows);
+  return std::max(p.num_units, std::min(resident, p.num_units * pieces));
 }
 
 }  // namespace pagedkern

@@ -10,9 +10,17 @@
 
 namespace pagedkern {
 
-// Of a multiprocessor, for the register allocation.
-constexpr int prefill_min_blocks(int64_t dim, bool fp8) {
-  return dim <= 64 && !fp8 ? 3 : 2;
+constexpr int kPrefillRows = 64;         // (query token, query head) pairs of one KV head that a block takes
+constexpr int kPrefillManyRows = 128;    // where a KV head has more query heads than that: one block loads for all
+constexpr int kPrefillThreadsOfRow = 2;  // a warp takes 16 rows
+
+// Threads of a multiprocessor, for the register allocation.
+constexpr int prefill_resident_threads(int64_t dim, bool fp8) {
+  return dim <= 64 && !fp8 ? 384 : 256;
+}
+
+inline int prefill_rows(int64_t group) {
+  return group > kPrefillRows ? kPrefillManyRows : kPrefillRows;
 }
 
 // Of 16 bytes: what a thread keeps of a partial result.
@@ -26,15 +34,14 @@ constexpr int32_t kPrefillLeastKeys = 128;
 // kDim: head_dim, padded to 64, 96, 128, 192 or 256. kFp8: the cache is FP8.
 template <int kDim, bool kFp8>
 struct PagedPrefillConfig {
-  static constexpr int kWarps = 4;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kWarpRows = 16;                 // query rows of a warp: the M of one mma
-  static constexpr int kRows = kWarps * kWarpRows;     // (query token, query head) pairs of one KV head
+  static constexpr int kWarpRows = 32 / kPrefillThreadsOfRow;  // query rows of a warp: the M of one mma
+  static constexpr int kMaxRows = kPrefillManyRows;
+  static constexpr int kMaxThreads = kMaxRows * kPrefillThreadsOfRow;
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;  // keys of a tile
   static constexpr int kTileKeys = kKeys;              // the unit of the schedule
   static constexpr bool kManyRowTiles = true;
   static constexpr int kStages = 2;  // tiles in flight or in use
-  static constexpr int kMinBlocks = prefill_min_blocks(kDim, kFp8);
+  static constexpr int kResidentThreads = prefill_resident_threads(kDim, kFp8);
   static constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row of 16-bit elements
   static constexpr int kSlotVectors = prefill_slot_vectors(kDim);
   static constexpr bool kQueryInRegisters = kDim <= 128;
@@ -50,7 +57,7 @@ struct PagedPrefillConfig {
   }
 
   static_assert(kDim % 32 == 0 && kDim <= 256);
-  static_assert(2 * kKeys <= kThreads, "a thread looks up the page of one key or value");
+  static_assert(2 * kKeys <= kPrefillRows * kPrefillThreadsOfRow, "a thread looks up the page of one key or value");
 };
 
 // Rows of 16-bit elements have their pieces permuted (swizzle_piece), so that ldmatrix and 16-byte stores meet no bank
@@ -60,18 +67,24 @@ struct PagedPrefillShared {
   using Config = PagedPrefillConfig<kDim, kFp8>;
   using Element = std::conditional_t<kFp8, uint8_t, uint16_t>;        // of the cache
   static constexpr int kTile = Config::kKeys * kDim;                  // elements
-  alignas(128) uint16_t query[Config::kRows * kDim];                  // the output on its way out, in the end
   alignas(128) uint16_t tiles[kFp8 ? 1 : Config::kStages][2][kTile];  // keys, values
   alignas(128) uint8_t codes[kFp8 ? Config::kStages : 1][2][kFp8 ? kTile : 16];
   const Element* row[2][2][Config::kKeys];  // of keys and values in their cache
   float scale[2][2][Config::kKeys];         // per token: k_scale, v_scale
-  int32_t row_token[Config::kRows];         // of the sequence
-  int32_t row_head[Config::kRows];          // query head
-  SplitShared<Config::kWarps, 1> split;
+  int32_t row_token[Config::kMaxRows];      // of the sequence
+  int32_t row_head[Config::kMaxRows];       // query head
+  SplitShared<Config::kMaxThreads / 32, 1> split;
+  alignas(128) uint16_t query[Config::kMaxRows * kDim];  // as many rows as a block takes; in the end the output
+
+  static constexpr size_t bytes(int rows) {
+    return sizeof(PagedPrefillShared) - (Config::kMaxRows - rows) * kDim * sizeof(uint16_t);
+  }
 };
 
 constexpr size_t kMaxSharedBytesOfBlock = 227 * 1024;
-static_assert(sizeof(PagedPrefillShared<256, true>) <= kMaxSharedBytesOfBlock / 2, "two blocks on a multiprocessor");
-static_assert(sizeof(PagedPrefillShared<256, false>) <= kMaxSharedBytesOfBlock / 2, "two blocks on a multiprocessor");
+template <bool kFp8>
+constexpr bool two_blocks_fit = PagedPrefillShared<256, kFp8>::bytes(kPrefillRows) <= kMaxSharedBytesOfBlock / 2;
+static_assert(two_blocks_fit<true> && two_blocks_fit<false>, "on a multiprocessor");
+static_assert(sizeof(PagedPrefillShared<256, true>) <= kMaxSharedBytesOfBlock);
 
 }  // namespace pagedkern

@@ -1,9 +1,9 @@
 // Attention of any number of query tokens over the paged cache, with mma.sync.
 //
-// A block takes 64 rows, (query token, query head) pairs of one KV head of one sequence, so that every key and value it
-// loads serves all query heads that share it; its four warps take 16 rows each. Keys and values come a tile at a time,
-// by cp.async through the block table, one tile ahead of the arithmetic. Where rows are few, their keys are shared out
-// among blocks, and the one that is done last merges.
+// A block takes 64 or 128 rows, (query token, query head) pairs of one KV head of one sequence, so that every key and
+// value it loads serves all query heads that share it; its warps take 16 rows each. Keys and values come a tile at a
+// time, by cp.async through the block table, one tile ahead of the arithmetic. Where rows are few, their keys are
+// shared out among blocks, and the one that is done last merges.
 #pragma once
 
 #include <type_traits>
@@ -158,18 +158,18 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
 // grid [at least the units that are computed whole, or as many blocks as are resident at once]. A block computes its
 // bucket of the schedule, see split_schedule.h.
 template <class T, bool kFp8, int kDim>
-__global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kThreads, PagedPrefillConfig<kDim, kFp8>::kMinBlocks)
+__global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kResidentThreads, 1)
     paged_prefill_kernel(const __grid_constant__ PagedPrefillParams p) {
   using Config = PagedPrefillConfig<kDim, kFp8>;
   extern __shared__ __align__(128) char shared_bytes[];
   auto& s = *reinterpret_cast<PagedPrefillShared<kDim, kFp8>*>(shared_bytes);
 
   grid_dependency_wait();
-  const Cut cut = find_bucket<Config>(p, s.split);
+  const Cut cut = find_bucket<Config>(p, blockDim.x, s.split);
   if (cut.buckets == 0) return;
   const Part& part = s.split.parts[0];
   while (part.tile_begin < part.tile_end) {
-    const QueryTile tile = query_tile<Config::kRows>(p, part);
+    const QueryTile tile = query_tile(p, part);
     const int kv_head = part.head;
     const int32_t seq_len = part.seq_len;
     load_queries<Config>(p, tile, kv_head, s);

@@ -13,12 +13,13 @@ namespace pagedkern {
 template <DType kType, bool kFp8, int kDim>
 Status launch_paged_prefill_instance(const PagedPrefillParams& params, void* stream) {
   using T = std::conditional_t<kType == DType::kBFloat16, __nv_bfloat16, __half>;
-  using Config = PagedPrefillConfig<kDim, kFp8>;
   LaunchConfig config;
-  const int64_t blocks = prefill_grid<Config>(params, device_multiprocessors(kMaxMultiprocessors));
+  using Shared = PagedPrefillShared<kDim, kFp8>;
+  const int64_t blocks = prefill_grid<kDim, kFp8>(params, device_multiprocessors(kMaxMultiprocessors));
   config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, INT32_MAX)));
-  config.block = dim3(Config::kThreads);
-  config.shared_bytes = sizeof(PagedPrefillShared<kDim, kFp8>);
+  config.block = dim3(params.tile_rows * kPrefillThreadsOfRow);
+  config.shared_bytes = Shared::bytes(params.tile_rows);
+  config.most_shared_bytes = sizeof(Shared);
   config.dependent = true;
   return launch(paged_prefill_kernel<T, kFp8, kDim>, config, params, static_cast<cudaStream_t>(stream));
 }

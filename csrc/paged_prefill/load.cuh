@@ -11,7 +11,7 @@ template <class Config, class Shared>
 static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
                                                     Shared& s) {
   constexpr int kPieces = Config::kPieces;
-  if (threadIdx.x < Config::kRows) {
+  if (static_cast<int>(threadIdx.x) < p.tile_rows) {
     const int64_t row = tile.first_row + threadIdx.x;
     const int64_t token = row / p.group;
     s.row_token[threadIdx.x] = static_cast<int32_t>(token);
@@ -20,7 +20,7 @@ static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p,
   __syncthreads();
   const auto* query = static_cast<const uint16_t*>(p.op.query) + tile.first_token * p.op.query_stride_token;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < Config::kRows * kPieces; i += Config::kThreads) {
+  for (int i = threadIdx.x; i < p.tile_rows * kPieces; i += blockDim.x) {
     const int row = i / kPieces, piece = i - row * kPieces;
     const int bytes = row < tile.num_rows ? p.op.cache.head_dim * 2 - piece * 16 : 0;
     const int64_t offset =
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, K
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < Config::kKeys * kRowPieces; i += Config::kThreads) {
+    for (int i = threadIdx.x; i < Config::kKeys * kRowPieces; i += blockDim.x) {
       const int row = i / kRowPieces, piece = i - row * kRowPieces;
       const int bytes = row < first || row > last ? 0 : row_bytes - piece * 16;
       const Element* source = s.row[stage][side][row] + piece * kElements;
@@ -124,7 +124,7 @@ static __device__ __forceinline__ void decode_codes(int stage, Shared& s) {
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < Config::kKeys * kPieces; i += Config::kThreads) {
+    for (int i = threadIdx.x; i < Config::kKeys * kPieces; i += blockDim.x) {
       const int row = i / kPieces, piece = i - row * kPieces;
       const uint2 codes = *reinterpret_cast<const uint2*>(s.codes[stage][side] + i * 8);
       const int place = row * kPieces + swizzle_piece<kPieces>(row, piece);

@@ -10,8 +10,8 @@ namespace {
 template <class Config>
 int64_t seen_tiles(const PagedPrefillParams& p, const Part& part) {
   const int64_t rows = static_cast<int64_t>(part.query_len) * p.group;
-  const int64_t first = (ceil_div<int64_t>(rows, Config::kRows) - 1 - part.row_tile) * Config::kRows;
-  const int64_t last = std::min<int64_t>(first + Config::kRows, rows) - 1;
+  const int64_t first = (ceil_div<int64_t>(rows, p.tile_rows) - 1 - part.row_tile) * p.tile_rows;
+  const int64_t last = std::min<int64_t>(first + p.tile_rows, rows) - 1;
   const int64_t before = part.seq_len - part.query_len;
   const KeyRange low = visible_keys(before + first / p.group, p.window, part.seq_len);
   const KeyRange high = visible_keys(before + last / p.group, p.window, part.seq_len);
@@ -20,9 +20,10 @@ int64_t seen_tiles(const PagedPrefillParams& p, const Part& part) {
   return std::max<int64_t>(end - begin, 0);
 }
 
-template <class Config>
+template <int kDim, bool kFp8>
 PrefillPlan plan_of(const PagedPrefillParams& params, int64_t slot_floats, int64_t multiprocessors) {
-  const SplitPlan split = split_plan<Config>(params, prefill_grid<Config>(params, multiprocessors),
+  using Config = PagedPrefillConfig<kDim, kFp8>;
+  const SplitPlan split = split_plan<Config>(params, prefill_grid<kDim, kFp8>(params, multiprocessors),
                                              [&](const Part& part) { return seen_tiles<Config>(params, part); });
   return {split.bucket_tiles, 2 * split.parts * slot_floats * 4, Config::kTileKeys};
 }
@@ -30,11 +31,11 @@ PrefillPlan plan_of(const PagedPrefillParams& params, int64_t slot_floats, int64
 template <bool kFp8>
 PrefillPlan plan_of_dim(const PagedPrefillParams& params, int64_t slot_floats, int64_t multiprocessors) {
   switch (prefill_dim(params.op.cache.head_dim)) {
-    case 64: return plan_of<PagedPrefillConfig<64, kFp8>>(params, slot_floats, multiprocessors);
-    case 96: return plan_of<PagedPrefillConfig<96, kFp8>>(params, slot_floats, multiprocessors);
-    case 128: return plan_of<PagedPrefillConfig<128, kFp8>>(params, slot_floats, multiprocessors);
-    case 192: return plan_of<PagedPrefillConfig<192, kFp8>>(params, slot_floats, multiprocessors);
-    default: return plan_of<PagedPrefillConfig<256, kFp8>>(params, slot_floats, multiprocessors);
+    case 64: return plan_of<64, kFp8>(params, slot_floats, multiprocessors);
+    case 96: return plan_of<96, kFp8>(params, slot_floats, multiprocessors);
+    case 128: return plan_of<128, kFp8>(params, slot_floats, multiprocessors);
+    case 192: return plan_of<192, kFp8>(params, slot_floats, multiprocessors);
+    default: return plan_of<256, kFp8>(params, slot_floats, multiprocessors);
   }
 }
 

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void copy_piece(void* shared, const Element* s
   }
 }
 
-// Up to kRows rows of one sequence; row r is query token r / group of the sequence, query head r % group of the KV
+// Up to tile_rows rows of one sequence; row r is query token r / group of the sequence, query head r % group of the KV
 // head. Tiles start at the sequence's own first row, so that what is in one depends on its sequence alone.
 struct QueryTile {
   int64_t sequence;
@@ -49,12 +49,11 @@ struct QueryTile {
 };
 
 // The last tile of a sequence comes first: the longest work of a causal mask goes ahead.
-template <int kRows>
 static __device__ __forceinline__ QueryTile query_tile(const PagedPrefillParams& p, const Part& part) {
   const int64_t rows = static_cast<int64_t>(part.query_len) * p.group;
-  const int64_t first_row = ((rows + kRows - 1) / kRows - 1 - part.row_tile) * kRows;
+  const int64_t first_row = (ceil_div<int64_t>(rows, p.tile_rows) - 1 - part.row_tile) * p.tile_rows;
   return {part.seq, part.query_begin, first_row, part.query_len,
-          static_cast<int32_t>(rows - first_row < kRows ? rows - first_row : kRows)};
+          static_cast<int32_t>(min(rows - first_row, static_cast<int64_t>(p.tile_rows)))};
 }
 
 }  // namespace pagedkern

@@ -234,6 +234,20 @@ def _many_rows() -> list[AttentionCase]:
     return cases
 
 
+def _large_scores() -> list[AttentionCase]:
+    """Scores beside whose rounding an exponent is small: the greatest takes all. The reference decides it in float64,
+    so what is asked for is that a maximum and its own score stay equal, and that nothing becomes infinite or NaN."""
+    rows = AttentionCase("rows", seq_lens=(500, 70), q_lens=(3, 1), heads=(20, 1), num_splits=3)
+    cases = []
+    for base in (replace(DECODE, seq_lens=(1, 40, 300)), CHUNK, rows):
+        for scale in (1e5, 3e6, 4e7, 1.1e8, 1e12, 1e30):
+            for cache_dtype, options in ((None, {}), (E4M3, {"k_scale": "head"}), (E4M3, {"v_scale": "token"})):
+                name = f"{base.name}-{_name(cache_dtype)}-{'-'.join(options)}-scale_{scale:g}"
+                cases.append(replace(base, name=name, scale=scale, cache_dtype=cache_dtype, **options))
+        cases.append(replace(base, name=f"{base.name}-alibi-scale_1e8", scale=1e8, alibi=True, dtype=FP16))
+    return cases
+
+
 def _edges() -> list[AttentionCase]:
     cases = [
         AttentionCase("no-sequences", seq_lens=()),
@@ -273,5 +287,5 @@ def _edges() -> list[AttentionCase]:
 
 ATTENTION_CASES: list[AttentionCase] = [
     *_heads(), *_head_dims(), *_block_sizes(), *_dtypes(), *_layouts(), *_masks(), *_score_options(), *_scales(),
-    *_splits(), *_many_rows(), *_edges(),
+    *_splits(), *_many_rows(), *_large_scores(), *_edges(),
 ]  # fmt: skip

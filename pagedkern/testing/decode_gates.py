@@ -181,6 +181,8 @@ class ManyRows:
 
 
 READ_ONCE = (
+    ManyRows(Heads(128, 1, 128), 1),
+    ManyRows(Heads(71, 1, 128), 1),
     ManyRows(Heads(64, 1, 128), 1),
     ManyRows(Heads(32, 1, 128), 1),
     ManyRows(Heads(32, 8, 128), 5),

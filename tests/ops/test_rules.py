@@ -118,6 +118,24 @@ def test_rule_3_far_apart_scores_do_not_overflow(backend, dtype, scale):
     compare.assert_close(out, expected, BF16)
 
 
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
+@pytest.mark.parametrize("scale", [0.1, 7e5, 6e6, 5e7, 1.1e8, 1e12, 1e30])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [(BF16, None), (FP16, None), (BF16, E4M3)], ids=str)
+def test_rule_3_equal_scores_of_any_size_weigh_the_same(backend, dtype, cache_dtype, rows, scale):
+    """Every third of 300 keys is the same and above all others: the mean of their values, whatever the splits."""
+    query = torch.ones(rows, 2, 64, dtype=dtype)
+    keys, values = 0.7 * torch.rand(300, 1, 64), torch.randn(300, 1, 64)
+    keys[::3] = 0.8125
+    batch = page([keys], [values], dtype=cache_dtype or dtype)
+    expected, expected_lse = batch.attend(None, query, [rows], scale=scale, causal=False)
+    for num_splits in (0, 1, 3):
+        out, lse = batch.attend(backend, query, [rows], scale=scale, num_splits=num_splits, causal=False)
+        compare.assert_close(out, expected, dtype)
+        compare.assert_lse_close(lse, expected_lse)
+
+
 # Rule 5.
 ALONE_OPTIONS = [
     {}, {"cache_dtype": E4M3, "k_scale": "head", "v_scale": "tensor"}, {"cache_dtype": E5M2, "k_scale": "token"},
