@@ -3,6 +3,7 @@
 
 #include "arch/grid_dependency.cuh"
 #include "arch/opaque.cuh"
+#include "common/row_shift.cuh"
 #include "common/split_walk.cuh"
 #include "paged_decode/merge.cuh"
 
@@ -13,23 +14,6 @@ static __device__ __forceinline__ uint4 load_query(const uint16_t* from, int wid
   if (width == 16) return *reinterpret_cast<const uint4*>(from);
   return make_uint4(from[0] | static_cast<uint32_t>(from[1]) << 16, from[2] | static_cast<uint32_t>(from[3]) << 16,
                     from[4] | static_cast<uint32_t>(from[5]) << 16, from[6] | static_cast<uint32_t>(from[7]) << 16);
-}
-
-// bfloat16 queries over FP8 keys are multiplied in float16: a row is brought by a power of two to where its greatest
-// element is below 2^15, which keeps every element of more than 2^-29 of that exactly.
-struct RowShift {
-  float up;
-  float down;
-  static __device__ __forceinline__ RowShift of(uint32_t greatest_bits) {
-    const int exponent = static_cast<int>(greatest_bits >> 7);
-    if (exponent == 255 || greatest_bits == 0) return {1.0f, 1.0f};
-    const int shift = min(141 - exponent, 126);
-    return {__int_as_float((127 + shift) << 23), __int_as_float((127 - shift) << 23)};
-  }
-};
-
-static __device__ __forceinline__ uint32_t shifted_to_half(uint32_t pair, float up) {
-  return pack2<__half>(__uint_as_float(pair << 16) * up, __uint_as_float(pair & 0xFFFF0000u) * up);
 }
 
 // The query tile and what there is to know of its rows. Rows past the last are zeros and see what the last one sees.
@@ -57,21 +41,14 @@ static __device__ __forceinline__ void load_rows(const PagedDecodeParams& p, Pag
   if (Config::kFp8 && op.dtype == DType::kBFloat16) {
     uint32_t greatest = 0;
 #pragma unroll
-    for (int i = 0; i < kEights; ++i) {
-      for (const uint32_t pair : {x[i].x, x[i].y, x[i].z, x[i].w}) {
-        greatest = max(greatest, max(pair & 0x7FFF, pair >> 16 & 0x7FFF));
-      }
-    }
+    for (int i = 0; i < kEights; ++i) greatest = max(greatest, greatest_bits(x[i]));
 #pragma unroll
     for (int step = 1; step < kThreads; step *= 2) {
       greatest = max(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, step));
     }
     shift = RowShift::of(greatest);
 #pragma unroll
-    for (int i = 0; i < kEights; ++i) {
-      x[i] = make_uint4(shifted_to_half(x[i].x, shift.up), shifted_to_half(x[i].y, shift.up),
-                        shifted_to_half(x[i].z, shift.up), shifted_to_half(x[i].w, shift.up));
-    }
+    for (int i = 0; i < kEights; ++i) x[i] = shifted_to_half(x[i], shift.up);
   }
 #pragma unroll
   for (int i = 0; i < kEights; ++i) {

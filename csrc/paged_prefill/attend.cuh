@@ -87,7 +87,7 @@ static __device__ __forceinline__ void score(const uint16_t* keys, const uint16_
 // Per-token k_scale, softcap and ALiBi, in the contract's order: raw products become scores in natural units.
 template <class Config, int kDim>
 static __device__ __forceinline__ void apply_options(const PagedPrefillParams& p, const WarpRows<kDim>& rows,
-                                                     const float* key_scales, int first_key, float scale,
+                                                     const float* key_scales, int first_key, const float (&scale)[2],
                                                      float (&scores)[Config::kKeys / 8][4]) {
   const int column = threadIdx.x % 4 * 2;
   const float cap = p.op.softcap, inverse_cap = 1.0f / cap;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void apply_options(const PagedPrefillParams& p
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = n * 8 + column + i % 2;
-      float s = scores[n][i] * scale;
+      float s = scores[n][i] * scale[i / 2];
       if (p.op.k_scale.per_token()) s *= key_scales[key];
       if (cap != 0) s = cap * tanhf(s * inverse_cap);
       scores[n][i] = s + rows.slope[i / 2] * static_cast<float>(first_key + key - rows.position[i / 2]);
@@ -122,14 +122,14 @@ static __device__ __forceinline__ void mask_scores(const WarpRows<kDim>& rows, i
 // to. Scores and maximum are rounded alike before one is taken from the other (no fused multiply-add): of large scores,
 // what rounding leaves would be more than an exponent can hold.
 template <class Config, int kDim>
-static __device__ __forceinline__ void weigh(float unit, WarpRows<kDim>& rows, float (&scores)[Config::kKeys / 8][4],
-                                             float (&factor)[2]) {
+static __device__ __forceinline__ void weigh(const float (&unit)[2], WarpRows<kDim>& rows,
+                                             float (&scores)[Config::kKeys / 8][4], float (&factor)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = minus_infinity();
 #pragma unroll
     for (int n = 0; n < Config::kKeys / 8; ++n) top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-    top = fmaxf(rows.maximum[r], __fmul_rn(quad_max(top), unit));
+    top = fmaxf(rows.maximum[r], __fmul_rn(quad_max(top), unit[r]));
     factor[r] = rescale_factor(rows.maximum[r], top);
     rows.maximum[r] = top;
     const float base = guarded_maximum(top);
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void weigh(float unit, WarpRows<kDim>& rows, f
     for (int n = 0; n < Config::kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        scores[n][i] = exp2_approx(__fsub_rn(__fmul_rn(scores[n][i], unit), base));
+        scores[n][i] = exp2_approx(__fsub_rn(__fmul_rn(scores[n][i], unit[r]), base));
         sum += scores[n][i];
       }
     }
@@ -202,26 +202,26 @@ static __device__ __forceinline__ void accumulate(const uint16_t* values, const 
 
 // What the op asks for beside scaled products.
 struct ScoreOptions {
-  float scale;  // the op's, times the KV head's k_scale
   bool scores;  // per-token k_scale, softcap or ALiBi
   bool values;  // per-token v_scale
 };
 
 // The tile of keys first_key on: scores, weights, sums. kWhole: every row of the warp sees every key, and there are no
-// options.
+// options. `scale`: of the two rows' scores.
 template <class T, class Config, int kDim, bool kWhole, class Tiles>
 static __device__ __forceinline__ void attend_tile(const PagedPrefillParams& p, const Tiles& tiles,
                                                    const uint16_t* query, const uint32_t (&fragments)[kDim / 16][4],
                                                    const float (&token_scales)[2][Config::kKeys], int first_key,
-                                                   const ScoreOptions& options, WarpRows<kDim>& rows) {
+                                                   const float (&scale)[2], const ScoreOptions& options,
+                                                   WarpRows<kDim>& rows) {
   const int first = kWhole ? 0 : max(rows.any.begin - first_key, 0) / 16;
   const int last = kWhole ? Config::kKeys / 16 : (min(rows.any.end - first_key, Config::kKeys) + 15) / 16;
-  float scores[Config::kKeys / 8][4], factor[2], unit = options.scale * kLog2E;
+  float scores[Config::kKeys / 8][4], factor[2], unit[2] = {scale[0] * kLog2E, scale[1] * kLog2E};
   score<T, Config, kDim, kWhole>(tiles[0], query, fragments, first, last, scores);
   if constexpr (!kWhole) {
     if (options.scores) {
-      apply_options<Config>(p, rows, token_scales[0], first_key, options.scale, scores);
-      unit = kLog2E;
+      apply_options<Config>(p, rows, token_scales[0], first_key, scale, scores);
+      unit[0] = unit[1] = kLog2E;
     }
     mask_scores<Config>(rows, first_key, scores);
   }

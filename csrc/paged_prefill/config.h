@@ -69,10 +69,11 @@ struct PagedPrefillShared {
   static constexpr int kTile = Config::kKeys * kDim;                  // elements
   alignas(128) uint16_t tiles[kFp8 ? 1 : Config::kStages][2][kTile];  // keys, values
   alignas(128) uint8_t codes[kFp8 ? Config::kStages : 1][2][kFp8 ? kTile : 16];
-  const Element* row[2][2][Config::kKeys];  // of keys and values in their cache
-  float scale[2][2][Config::kKeys];         // per token: k_scale, v_scale
-  int32_t row_token[Config::kMaxRows];      // of the sequence
-  int32_t row_head[Config::kMaxRows];       // query head
+  const Element* row[2][2][Config::kKeys];        // of keys and values in their cache
+  float scale[2][2][Config::kKeys];               // per token: k_scale, v_scale
+  int32_t row_token[Config::kMaxRows];            // of the sequence
+  int32_t row_head[Config::kMaxRows];             // query head
+  float row_factor[kFp8 ? Config::kMaxRows : 1];  // that brings a row's scores back from its shift, see row_shift.cuh
   SplitShared<Config::kMaxThreads / 32, 1> split;
   alignas(128) uint16_t query[Config::kMaxRows * kDim];  // as many rows as a block takes; in the end the output
 

@@ -24,12 +24,6 @@ Status launch_head_dim(const PagedPrefillParams& params, void* stream) {
   return launch_paged_prefill_instance<kType, kFp8, 256>(params, stream);
 }
 
-template <DType kType>
-Status launch_type(const PagedPrefillParams& params, void* stream) {
-  return is_fp8(params.op.cache.dtype) ? launch_head_dim<kType, true>(params, stream)
-                                       : launch_head_dim<kType, false>(params, stream);
-}
-
 }  // namespace
 
 int64_t paged_prefill_workspace_size(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -56,8 +50,9 @@ Status launch_paged_prefill(const PagedAttentionParams& op, void* stream) {
   if (!place_prefill_bounds(bounds, params)) {
     return {"the workspace is smaller than paged_attention_workspace_size says"};
   }
-  return op.dtype == DType::kBFloat16 ? launch_type<DType::kBFloat16>(params, stream)
-                                      : launch_type<DType::kFloat16>(params, stream);
+  if (is_fp8(op.cache.dtype)) return launch_head_dim<DType::kFloat16, true>(params, stream);
+  return op.dtype == DType::kBFloat16 ? launch_head_dim<DType::kBFloat16, false>(params, stream)
+                                      : launch_head_dim<DType::kFloat16, false>(params, stream);
 }
 
 }  // namespace pagedkern

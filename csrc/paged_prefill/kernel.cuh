@@ -45,7 +45,7 @@ static __device__ __forceinline__ void start_rows(const PagedPrefillParams& p, c
 }
 
 // Sums over the lanes, adds the sink, divides; the rows' results go to shared memory, their lse to the caller.
-template <class T, class Config, int kDim, class Shared>
+template <class T, bool kFp8, class Config, int kDim, class Shared>
 static __device__ __forceinline__ void finish_rows(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
                                                    WarpRows<kDim>& rows, Shared& s) {
   constexpr int kPieces = Config::kPieces;
@@ -72,7 +72,9 @@ static __device__ __forceinline__ void finish_rows(const PagedPrefillParams& p, 
 #pragma unroll
     for (int d = 0; d < kDim / 8; ++d) {
       auto* piece = reinterpret_cast<uint32_t*>(s.query + (row * kPieces + swizzle_piece<kPieces>(row, d)) * 8);
-      piece[lane % 4] = pack2<T>(rows.output[d][2 * r] * factor, rows.output[d][2 * r + 1] * factor);
+      const float x = rows.output[d][2 * r] * factor, y = rows.output[d][2 * r + 1] * factor;
+      const bool bfloat16 = kFp8 && p.op.dtype == DType::kBFloat16;  // else T
+      piece[lane % 4] = bfloat16 ? pack2<__nv_bfloat16>(x, y) : pack2<T>(x, y);
     }
   }
 }
@@ -107,9 +109,9 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
                                                    KeyRange keys, WarpRows<kDim>& rows, Shared& s) {
   const int first = keys.begin / Config::kKeys, last = (keys.end - 1) / Config::kKeys;
   const bool token_scales = p.op.k_scale.per_token() || p.op.v_scale.per_token();
-  const ScoreOptions options = {p.op.scale * per_head_scale(p.op.k_scale, kv_head),
-                                p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr,
+  const ScoreOptions options = {p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr,
                                 p.op.v_scale.per_token()};
+  const float scale = p.op.scale * per_head_scale(p.op.k_scale, kv_head);
 
   PageLookup page = look_up<Config>(p, tile.sequence, keys, first);
   store_row<Config>(p, page, kv_head, first % 2, s);
@@ -121,6 +123,13 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
+  float scales[2] = {scale, scale};
+  if constexpr (kFp8) {
+    shift_queries<Config>(p.op.dtype == DType::kBFloat16, s);
+    const float* factor = s.row_factor + threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 32 / 4;
+    scales[0] *= factor[0];
+    scales[1] *= factor[8];
+  }
   uint32_t query[kDim / 16][4];
   if constexpr (Config::kQueryInRegisters) load_query_fragments<Config, kDim>(s.query, query);
 
@@ -133,7 +142,7 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
     const float next_scale = token_scales ? load_scale<Config>(p, page, kv_head) : 0.0f;
     page = look_up<Config>(p, tile.sequence, keys, t + 2);
     if constexpr (kFp8) {
-      decode_tile<Config, T>(p.op.cache.dtype == DType::kFloat8E5M2, stage, s);
+      decode_tile<Config>(p.op.cache.dtype == DType::kFloat8E5M2, stage, s);
       __syncthreads();
     }
 
@@ -142,7 +151,7 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
       const bool whole = first_key >= rows.all.begin && first_key + Config::kKeys <= rows.all.end;
       const auto attend = [&](auto plain) {
         attend_tile<T, Config, kDim, decltype(plain)::value>(p, s.tiles[kFp8 ? 0 : stage], s.query, query,
-                                                             s.scale[stage], first_key, options, rows);
+                                                             s.scale[stage], first_key, scales, options, rows);
       };
       if (whole && !options.scores && !options.values) {
         attend(std::true_type{});
@@ -156,7 +165,7 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
 }
 
 // grid [at least the units that are computed whole, or as many blocks as are resident at once]. A block computes its
-// bucket of the schedule, see split_schedule.h.
+// bucket of the schedule, see split_schedule.h. T: what is multiplied, float16 where the cache is FP8.
 template <class T, bool kFp8, int kDim>
 __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kResidentThreads, 1)
     paged_prefill_kernel(const __grid_constant__ PagedPrefillParams p) {
@@ -185,7 +194,7 @@ __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kResidentThrea
     cp_async_wait<0>();
     __syncthreads();  // the queries have arrived everywhere before results take their place
     if (part.num_pieces == part.unit_pieces || merge_parts(p, part, tile.num_rows, cut, rows, s)) {
-      finish_rows<T, Config>(p, tile, kv_head, rows, s);
+      finish_rows<T, kFp8, Config>(p, tile, kv_head, rows, s);
       __syncwarp();
       store_rows<Config>(p, tile, s);
     }

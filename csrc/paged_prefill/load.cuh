@@ -1,7 +1,8 @@
 // Queries, keys, values and per-token scales to shared memory.
 #pragma once
 
-#include "arch/convert.cuh"
+#include "arch/fp8x4.cuh"
+#include "common/row_shift.cuh"
 #include "paged_prefill/tile.cuh"
 
 namespace pagedkern {
@@ -30,6 +31,33 @@ static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p,
                p.query_width);
   }
   cp_async_commit();
+}
+
+// The warp's query rows in shared memory become float16, if they are not, and their factors known: lanes l and l + 16
+// have row l. Ends behind a barrier of the warp.
+template <class Config, class Shared>
+static __device__ __forceinline__ void shift_queries(bool bfloat16, Shared& s) {
+  constexpr int kPieces = Config::kPieces;
+  const int row = threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+  RowShift shift = {1.0f, 1.0f};
+  if (bfloat16) {
+    uint4* pieces = reinterpret_cast<uint4*>(s.query) + row * kPieces;
+    uint32_t greatest = 0;
+#pragma unroll 4
+    for (int i = half; i < kPieces; i += 2) {
+      const uint4 piece = pieces[swizzle_piece<kPieces>(row, i)];
+      greatest = max(greatest, greatest_bits(piece));
+    }
+    shift = RowShift::of(max(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, 16)));
+#pragma unroll 4
+    for (int i = half; i < kPieces; i += 2) {
+      uint4* place = pieces + swizzle_piece<kPieces>(row, i);
+      const uint4 piece = *place;
+      *place = shifted_to_half(piece, shift.up);
+    }
+  }
+  if (half == 0) s.row_factor[row] = shift.down;
+  __syncwarp();
 }
 
 // Which page a key lies on: threads 0..kKeys-1 look up the keys of a tile, the next kKeys their values.
@@ -101,24 +129,7 @@ static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, K
   }
 }
 
-// Eight FP8 codes to eight elements of T, exactly.
-template <class T, bool kE5M2>
-static __device__ __forceinline__ uint4 decode8(uint2 codes) {
-  const uint32_t words[2] = {codes.x, codes.y};
-  uint32_t out[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto two = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
-    out[i] = kE5M2 ? e5m2x2_to_f16x2(two) : e4m3x2_to_f16x2(two);
-    if constexpr (!std::is_same_v<T, __half>) {
-      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&out[i]));
-      out[i] = pack2<T>(wide.x, wide.y);
-    }
-  }
-  return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-template <class Config, class T, bool kE5M2, class Shared>
+template <class Config, bool kE5M2, class Shared>
 static __device__ __forceinline__ void decode_codes(int stage, Shared& s) {
   constexpr int kPieces = Config::kPieces;
 #pragma unroll
@@ -128,18 +139,26 @@ static __device__ __forceinline__ void decode_codes(int stage, Shared& s) {
       const int row = i / kPieces, piece = i - row * kPieces;
       const uint2 codes = *reinterpret_cast<const uint2*>(s.codes[stage][side] + i * 8);
       const int place = row * kPieces + swizzle_piece<kPieces>(row, piece);
-      *reinterpret_cast<uint4*>(s.tiles[0][side] + place * 8) = decode8<T, kE5M2>(codes);
+      uint4 halves;
+      if constexpr (kE5M2) {
+        e5m2x4_to_f16x4(codes.x, halves.x, halves.y);
+        e5m2x4_to_f16x4(codes.y, halves.z, halves.w);
+      } else {
+        e4m3x4_to_f16x4(codes.x, halves.x, halves.y);
+        e4m3x4_to_f16x4(codes.y, halves.z, halves.w);
+      }
+      *reinterpret_cast<uint4*>(s.tiles[0][side] + place * 8) = halves;
     }
   }
 }
 
-// The FP8 codes of a stage as 16-bit elements in tiles[0].
-template <class Config, class T, class Shared>
+// The FP8 codes of a stage as float16 in tiles[0].
+template <class Config, class Shared>
 static __device__ __forceinline__ void decode_tile(bool e5m2, int stage, Shared& s) {
   if (e5m2) {
-    decode_codes<Config, T, true>(stage, s);
+    decode_codes<Config, true>(stage, s);
   } else {
-    decode_codes<Config, T, false>(stage, s);
+    decode_codes<Config, false>(stage, s);
   }
 }
 

@@ -3,6 +3,5 @@
 namespace pagedkern {
 
 template Status launch_paged_prefill_instance<DType::kBFloat16, false, 192>(const PagedPrefillParams&, void*);
-template Status launch_paged_prefill_instance<DType::kBFloat16, true, 192>(const PagedPrefillParams&, void*);
 
 }  // namespace pagedkern

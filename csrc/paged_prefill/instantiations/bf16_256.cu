@@ -3,6 +3,5 @@
 namespace pagedkern {
 
 template Status launch_paged_prefill_instance<DType::kBFloat16, false, 256>(const PagedPrefillParams&, void*);
-template Status launch_paged_prefill_instance<DType::kBFloat16, true, 256>(const PagedPrefillParams&, void*);
 
 }  // namespace pagedkern
