@@ -272,6 +272,22 @@ def test_rule_12_sizes_of_zero_do_nothing(backend):
 
 @pytest.mark.ops("paged_attention")
 @pytest.mark.one_order
+@pytest.mark.parametrize("q_len", [1, 20])
+@pytest.mark.parametrize("power", [-100, -20, 20, 100])
+def test_rule_13_queries_of_any_size_over_fp8_keys(backend, power, q_len):
+    """bfloat16 has a range that what FP8 is multiplied in need not have; each row has a size of its own."""
+    keys, values = 0.5 * torch.randn(150, 1, 64), torch.randn(150, 1, 64)
+    batch = page([keys], [values], dtype=E4M3)
+    query = torch.randn(q_len, 2, 64) * 2.0 ** (power + torch.arange(q_len) % 4)[:, None, None]
+    query, scale = query.to(BF16), 0.125 * 2.0**-power
+    out, lse = batch.attend(backend, query, [q_len], scale=scale)
+    expected, expected_lse = batch.attend(None, query, [q_len], scale=scale)
+    compare.assert_close(out, expected, BF16)
+    compare.assert_lse_close(lse, expected_lse, fp8=True)
+
+
+@pytest.mark.ops("paged_attention")
+@pytest.mark.one_order
 @pytest.mark.parametrize("q_len", [1, 40])
 def test_rule_13_a_value_scale_for_each_token_is_not_rounded(backend, q_len):
     """Every row sees its own key alone; the scale as a bfloat16 would be off by 0.3 %, and so the product by 0.7 %."""
