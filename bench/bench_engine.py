@@ -125,13 +125,12 @@ def prepare() -> tuple[str, str, list[list[int]]]:
 
     from bench.demo import cache_folder, demo_model
     from bench.export_hf import export
-    from engine_min.gguf_file import GGUFFile
-    from engine_min.tokenizer import load_tokenizer
+    from engine_min.loader import open_checkpoint
 
     gguf, directory = demo_model(), cache_folder() / "SmolLM2-135M-Instruct-float32"
     if not (directory / "config.json").exists():
         export(str(gguf), directory, torch.float32)
-    tokenizer = load_tokenizer(str(gguf), GGUFFile(gguf).metadata)
+    tokenizer = open_checkpoint(str(gguf)).tokenizer()
     texts = [f"Write a {kind} about {topic}." for kind in KINDS for topic in TOPICS]
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
     return str(gguf), str(directory), prompts

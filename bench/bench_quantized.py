@@ -19,7 +19,7 @@ import torch
 
 from bench.demo import demo_model
 from engine_min import LLM, SamplingParams
-from engine_min.layers import rms_norm, silu_and_mul
+from engine_min.llama import rms_norm, silu_and_mul
 
 ROWS = (1, 2, 4, 8, 16, 32, 800)
 TEXT = """The lighthouse stood at the end of a long stone pier, and every evening the keeper climbed its two hundred

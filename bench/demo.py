@@ -65,7 +65,7 @@ def main() -> int:
     from engine_min import LLM, SamplingParams
     from engine_min.cli import StreamPrinter
 
-    llm = LLM(str(demo_model()), progress=True)
+    llm = LLM(str(demo_model()))
     printer = StreamPrinter(len(PROMPTS))
     arrivals = list(enumerate(PROMPTS))
     started = time.perf_counter()

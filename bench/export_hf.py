@@ -14,7 +14,6 @@ import torch
 
 from engine_min.config import ModelConfig
 from engine_min.loader import open_checkpoint
-from engine_min.tokenizer import load_tokenizer
 
 
 def export(model: str, target: Path, dtype: torch.dtype) -> None:
@@ -24,7 +23,7 @@ def export(model: str, target: Path, dtype: torch.dtype) -> None:
     target.mkdir(parents=True, exist_ok=True)
     tensors = {name: checkpoint.tensor(name).to(dtype).contiguous() for name in checkpoint.names}
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = load_tokenizer(model, checkpoint.gguf_metadata)
+    tokenizer = checkpoint.tokenizer()
     tokenizer.backend.save(str(target / "tokenizer.json"))
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -8,8 +8,7 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from engine_min.config import EngineConfig  # noqa: E402
-from engine_min.core import StepError  # noqa: E402
-from engine_min.engine import LLM  # noqa: E402
+from engine_min.engine import LLM, StepError  # noqa: E402
 from engine_min.request import RequestOutput, SamplingParams  # noqa: E402
 
 __all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "StepError"]

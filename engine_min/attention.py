@@ -1,12 +1,11 @@
 """The one place where the model meets the ops: rotate, write to the cache, attend."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 
 import torch
 
+import pagedkern
 from engine_min.config import EngineConfig, ModelConfig
 from engine_min.kv_cache import KVCache
 
@@ -23,8 +22,6 @@ class Backend:
 
 def resolve_backend(config: EngineConfig) -> Backend:
     """The backend and device that are asked for, or the best that is here."""
-    import pagedkern
-
     has_gpu = torch.cuda.is_available()
     name, device = config.attention, config.device
     if name == "auto":
@@ -61,32 +58,31 @@ class Attention:
     workspace. So what is recorded once can be replayed.
     """
 
-    def __init__(self, ops, config: ModelConfig, kv_cache: KVCache, cos_sin_cache: torch.Tensor, max_num_tokens: int,
-                 max_num_seqs: int, max_model_len: int, dtype: torch.dtype):  # fmt: skip
+    def __init__(self, ops, model: ModelConfig, kv_cache: KVCache, cos_sin_cache: torch.Tensor, config: EngineConfig,
+                 max_model_len: int, dtype: torch.dtype):  # fmt: skip
         self._rope_and_write = ops.rope_reshape_and_cache.default
         self._write_dynamic = ops.reshape_and_cache_dynamic.default
         self._attend = ops.paged_attention.default
         self._cache = kv_cache
-        device = kv_cache.storage.device
+        device, num_tokens = kv_cache.storage.device, config.max_num_batched_tokens
         self._cos_sin_cache = cos_sin_cache.to(device)
-        self._head_dim = config.head_dim
-        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        self._out = torch.empty(max_num_tokens, config.num_heads, config.head_dim, dtype=dtype, device=device)
-        self._no_slots = torch.full((max_num_tokens,), -1, device=device) if kv_cache.dynamic else None
-        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self._head_dim = model.head_dim
+        self._heads = [model.num_heads, model.num_kv_heads, model.num_kv_heads]
+        self._out = torch.empty(num_tokens, model.num_heads, model.head_dim, dtype=dtype, device=device)
+        self._no_slots = torch.full((num_tokens,), -1, device=device) if kv_cache.dynamic else None
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
         # Of its own, since what a recorded step reads must stay where it is.
         size = max(
-            ops.paged_attention_workspace_size(num_tokens, *heads, max_num_seqs, max_seqlen_q, max_model_len)
-            for num_tokens, max_seqlen_q in ((max_num_seqs, 1), (max_num_tokens, max_num_tokens))
+            ops.paged_attention_workspace_size(rows, *heads, config.max_num_seqs, longest, max_model_len)
+            for rows, longest in ((config.max_num_seqs, 1), (num_tokens, num_tokens))
         )
         workspace = torch.zeros(size, dtype=torch.uint8, device=device) if size else None
-        scale = config.head_dim**-0.5
         # (scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, k_scale, v_scale, lse, num_splits,
         # workspace)
-        windows = config.sliding_windows or [None] * config.num_layers
+        windows = model.sliding_windows or [None] * model.num_layers
         self._options = [
-            (scale, True, (window or 0) - 1, -1, 0.0, None, None, k_scale, v_scale, None, 0, workspace)
-            for window, (k_scale, v_scale) in zip(windows, kv_cache.scales, strict=True)
+            (model.head_dim**-0.5, True, (window or 0) - 1, -1, 0.0, None, None, *scales, None, 0, workspace)
+            for window, scales in zip(windows, kv_cache.scales, strict=True)
         ]
 
     def begin(self, batch: BatchMetadata) -> None:

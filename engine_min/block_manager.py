@@ -1,12 +1,67 @@
 """Which block of the pool belongs to whom. Blocks are taken as tokens arrive and go back the step a sequence ends."""
 
-from __future__ import annotations
+from collections import Counter, OrderedDict
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
-from engine_min.prefix_cache import Entry, PrefixCache
-
 Pairs = list[tuple[int, int]]  # (source block, destination block)
+
+
+class Key(NamedTuple):
+    parent: int | str | None  # serial of the block before it, or the salt where there is none
+    tokens: tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    block: int
+    serial: int  # never given twice
+
+
+class PrefixCache:
+    """Full blocks that can be used again: found by their tokens and all before them, in order of last use. A dictionary
+    of whole keys: a block is only taken for what it holds, whatever their hashes are."""
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self.entries: dict[Key, Entry] = {}
+        self.key_of: dict[int, Key] = {}  # by block
+        self.idle: OrderedDict[int, None] = OrderedDict()  # unreferenced blocks, least recently used first
+        self._serials = count()
+
+    def find(self, tokens: list[int], salt: str | None) -> list[Entry]:
+        """The entries of the longest run of known blocks from the first on."""
+        size, found, parent = self.block_size, [], salt
+        for end in range(size, len(tokens) + 1, size):
+            entry = self.entries.get(Key(parent, tuple(tokens[end - size : end])))
+            if entry is None:
+                break
+            found.append(entry)
+            parent = entry.serial
+        return found
+
+    def insert(self, block: int, parent: int | str | None, tokens: list[int]) -> int:
+        """Enters a block; its serial. Where another block holds the same, that one stays and gives its own."""
+        key = Key(parent, tuple(tokens))
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(block, next(self._serials))
+            self.key_of[block] = key
+        return entry.serial
+
+    def evict(self) -> int:
+        """Forgets the unreferenced block whose last use is the longest ago."""
+        block, _ = self.idle.popitem(last=False)
+        del self.entries[self.key_of.pop(block)]
+        return block
+
+    def clear(self) -> list[int]:
+        """Forgets everything; the blocks that were idle."""
+        idle = list(self.idle)
+        for part in (self.entries, self.key_of, self.idle):
+            part.clear()
+        return idle
 
 
 class BlockManager:
@@ -35,7 +90,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block last returned is warm, and goes out first
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self.num_host_blocks = num_host_blocks
-        self._free_host = list(range(num_host_blocks - 1, -1, -1))
+        self._free_host = list(range(num_host_blocks))
 
     @property
     def num_free(self) -> int:
@@ -48,6 +103,9 @@ class BlockManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def blocks_of(self, row: int) -> list[int]:
+        return self.tables[row, : self.num_held[row]].tolist()
 
     # ---- Rows.
 
@@ -62,13 +120,11 @@ class BlockManager:
     def fork_row(self, row: int, num_tokens: int) -> int:
         """A second row that shares all blocks of one which holds num_tokens."""
         other = self._free_rows.pop()
-        held = self.num_held[row]
-        self.tables[other, :held] = self.tables[row, :held]
-        self.num_held[other] = held
+        self.tables[other] = self.tables[row]
+        self.num_held[other], self.room[other] = self.num_held[row], self.room[row]
         self._serials[other] = list(self._serials[row])
-        for block in self.tables[row, :held].tolist():
+        for block in self.blocks_of(row):
             self.ref_counts[block] += 1
-        self.room[other] = self.room[row]
         if num_tokens % self.block_size:  # whoever writes first to the last block must copy it
             self.room[row] = self.room[other] = 0
         return other
@@ -102,8 +158,7 @@ class BlockManager:
 
     def close_row(self, row: int) -> None:
         self.flush_copies()
-        for block in reversed(self.tables[row, : self.num_held[row]].tolist()):  # a prefix outlives what follows it
-            self._release(block)
+        self._release(self.blocks_of(row))
         self.num_held[row] = self.room[row] = 0
         self._serials[row] = []
         self._free_rows.append(row)
@@ -113,13 +168,15 @@ class BlockManager:
         self.ref_counts[block] = 1
         return block
 
-    def _release(self, block: int) -> None:
-        self.ref_counts[block] -= 1
-        if self.ref_counts[block] == 0:
-            if block in self.prefix.key_of:
-                self.prefix.idle[block] = None
-            else:
-                self._free.append(block)
+    def _release(self, blocks: list[int]) -> None:
+        """The last first: a prefix outlives what follows it."""
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                if block in self.prefix.key_of:
+                    self.prefix.idle[block] = None
+                else:
+                    self._free.append(block)
 
     # ---- The prefix cache.
 
@@ -132,8 +189,7 @@ class BlockManager:
         return found
 
     def unpin(self, found: list[Entry]) -> None:
-        for entry in reversed(found):
-            self._release(entry.block)
+        self._release([entry.block for entry in found])
 
     def commit(self, row: int, tokens: list[int], num_computed: int, salt: str | None) -> None:
         """Makes the row's blocks that are full and computed known, so that others can find them."""
@@ -157,7 +213,7 @@ class BlockManager:
             return None
         self.flush_copies()
         host = self._free_host[-held:]
-        self._mover.swap_out(list(zip(self.tables[row, :held].tolist(), host, strict=True)))
+        self._mover.swap_out(list(zip(self.blocks_of(row), host, strict=True)))
         del self._free_host[-held:]
         return host
 
@@ -165,7 +221,7 @@ class BlockManager:
         """Brings contents back; what the row already holds, found in the prefix cache, is left as it is."""
         start = self.num_held[row]
         self.grow(row, start * self.block_size, len(host) * self.block_size)
-        pairs = list(zip(host[start:], self.tables[row, start : len(host)].tolist(), strict=True))
+        pairs = list(zip(host, self.blocks_of(row), strict=False))[start:]
         if pairs:
             self._mover.swap_in(pairs)
         self.drop_host(host)
@@ -175,23 +231,14 @@ class BlockManager:
 
     def check_integrity(self, host_in_use: list[int] = ()) -> None:
         """Every block is either free, idle or referenced as often as its count says; used by tests after each step."""
-        references = [0] * self.num_blocks
-        for row, held in enumerate(self.num_held):
-            if row in self._free_rows and held:
-                raise AssertionError(f"closed row {row} holds {held} blocks")
-            for block in self.tables[row, :held].tolist():
-                references[block] += 1
-        if references != self.ref_counts:
-            raise AssertionError("reference counts do not match the tables")
-        free, idle = set(self._free), set(self.prefix.idle)
-        if len(free) != len(self._free) or len(set(self._free_rows)) != len(self._free_rows):
-            raise AssertionError("a block or a row is twice in its free list")
-        if free & idle or free | idle != {block for block, count in enumerate(self.ref_counts) if count == 0}:
-            raise AssertionError("free and idle blocks are not the set of unreferenced blocks")
-        known = {entry.block: key for key, entry in self.prefix.entries.items()}
-        if known != self.prefix.key_of or len(known) != len(self.prefix.entries):
-            raise AssertionError("a block is known under two keys, or under none")
-        if idle - set(known) or free & set(known):
-            raise AssertionError("the idle blocks are not the unreferenced ones that are known")
-        if sorted([*self._free_host, *host_in_use]) != list(range(self.num_host_blocks)):
-            raise AssertionError("host blocks are lost or have two owners")
+        held = Counter(block for row in range(len(self.num_held)) for block in self.blocks_of(row))
+        known, idle, entries = self.prefix.key_of, self.prefix.idle.keys(), self.prefix.entries
+        assert self.ref_counts == [held[i] for i in range(self.num_blocks)], "reference counts do not match the tables"
+        assert not any(self.num_held[row] for row in self._free_rows), "a closed row holds blocks"
+        assert len(set(self._free_rows)) == len(self._free_rows), "a row is free twice"
+        assert sorted([*self._free, *idle, *held]) == list(range(self.num_blocks)), "a block has no place, or two"
+        keys = {entry.block: key for key, entry in entries.items()}
+        assert known == keys and len(keys) == len(entries), "a block is known under two keys, or under none"
+        assert idle <= known.keys() and not known.keys() & set(self._free), "idle is not what is free and known"
+        host = sorted([*self._free_host, *host_in_use])
+        assert host == list(range(self.num_host_blocks)), "host blocks are lost or have two owners"

@@ -1,14 +1,13 @@
 """What the engine is asked for (EngineConfig) and what the model is (ModelConfig)."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine_min.rope import RopeConfig, rope_from_hf, yarn_attention_factor
+from engine_min.request import refuse_first
+from engine_min.rope import RopeConfig, rope_from_hf
 
 DTYPES = {  # of caches
     "bfloat16": torch.bfloat16,
@@ -17,13 +16,14 @@ DTYPES = {  # of caches
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-# What a config.json may leave out because transformers has a default for it.
-_FAMILIES = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32768},
-    "Qwen3ForCausalLM": {"max_position_embeddings": 32768, "head_dim": 128},
+_CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "attention": ("auto", "cpu", "cuda", "triton", "vgpu", "reference"),
+    "dtype": ("auto", "bfloat16", "float16", "float32"),
+    "kv_cache_dtype": ("auto", *DTYPES),
 }
+_COUNTS = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+           "tensor_parallel_size")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,15 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        choices = {
-            "device": ("auto", "cpu", "cuda"),
-            "attention": ("auto", "cpu", "cuda", "triton", "vgpu", "reference"),
-            "dtype": ("auto", "bfloat16", "float16", "float32"),
-            "kv_cache_dtype": ("auto", *DTYPES),
-        }
-        at_least_1 = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-                      "tensor_parallel_size")  # fmt: skip
-        checks = {
-            name: (getattr(self, name) in allowed, f"one of {', '.join(allowed)}") for name, allowed in choices.items()
-        }
-        checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in at_least_1}
         is_named = isinstance(self.kv_scales, str)
+        checks = {name: (getattr(self, name) in ok, f"one of {', '.join(ok)}") for name, ok in _CHOICES.items()}
+        checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in _COUNTS}
         checks |= {
             "gpu_memory_utilization": (0 < self.gpu_memory_utilization <= 1, "in (0, 1]"),
             "swap_space_gib": (self.swap_space_gib >= 0, "at least 0"),
             "kv_scales": (not is_named or self.kv_scales in ("auto", "dynamic"), "auto, dynamic, or scales"),
         }
-        for name, (ok, expected) in checks.items():
-            if not ok:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+        refuse_first(self, checks)
         if not is_named and not self.kv_cache_dtype.startswith("fp8"):
             raise ValueError(f"kv_scales need an FP8 cache, kv_cache_dtype is {self.kv_cache_dtype!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -95,28 +83,46 @@ class ModelConfig:
     rms_norm_eps: float
     max_position: int
     rope: RopeConfig
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False  # of queries, keys and values
-    output_bias: bool = False  # of the attention's output
-    mlp_bias: bool = False
-    qk_norm: bool = False  # every head's query and key are normalised before they are rotated
-    sliding_windows: tuple[int | None, ...] = ()  # per layer, where any layer has one
-    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    tie_word_embeddings: bool
+    attention_bias: bool  # of queries, keys and values
+    output_bias: bool  # of the attention's output
+    mlp_bias: bool
+    qk_norm: bool  # every head's query and key are normalised before they are rotated
+    sliding_windows: tuple[int | None, ...]  # per layer, where any layer has one
+    eos_token_ids: frozenset[int]
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} key/value heads")
 
 
+# What a config.json may leave out because transformers has a default for it.
+_FAMILIES = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"max_position_embeddings": 32768},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32768, "head_dim": 128},
+}
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
 def model_config_from_hf(path: Path) -> ModelConfig:
     """Reads config.json, and generation_config.json where there is one (it may name more end tokens)."""
     config = json.loads((path / "config.json").read_text())
-    generation_path = path / "generation_config.json"
-    generation = json.loads(generation_path.read_text()) if generation_path.exists() else {}
-    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    missing = [key for key in required if key not in config]
+    generation = path / "generation_config.json"
+    more = json.loads(generation.read_text()).get("eos_token_id") if generation.exists() else None
+    return model_config(config | {"eos_token_id": [*_as_list(config.get("eos_token_id")), *_as_list(more)]})
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def model_config(config: dict) -> ModelConfig:
+    """From the keys of a config.json."""
+    missing = [key for key in _REQUIRED if key not in config]
     if missing:
-        raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}")
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
     architecture = (config.get("architectures") or ["LlamaForCausalLM"])[0]
@@ -145,12 +151,7 @@ def model_config_from_hf(path: Path) -> ModelConfig:
         mlp_bias=config.get("mlp_bias", False),
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(config, architecture),
-        eos_token_ids=frozenset(
-            token
-            for ids in (config.get("eos_token_id"), generation.get("eos_token_id"))
-            for token in (ids if isinstance(ids, list) else [ids])
-            if token is not None
-        ),
+        eos_token_ids=frozenset(config["eos_token_id"]),
     )
 
 
@@ -161,59 +162,9 @@ def _sliding_windows(config: dict, architecture: str) -> tuple[int | None, ...]:
         window = None
     if architecture == "LlamaForCausalLM" or window is None:
         return ()
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
-    if unknown or len(kinds) != num_layers:
+    first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
+    by_index = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    kinds = config.get("layer_types") or by_index
+    if set(kinds) - {"sliding_attention", "full_attention"} or len(kinds) != num_layers:
         raise ValueError(f"layer_types is {kinds}, expected {num_layers} of sliding_attention and full_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-
-def model_config_from_gguf(metadata: dict, tensor_names: set[str]) -> ModelConfig:
-    """GGUF keeps the same facts under `<architecture>.*`; tied embeddings show by the absence of output.weight."""
-    arch = metadata["general.architecture"]
-    if arch not in GGUF_ARCHITECTURES:
-        raise ValueError(f"GGUF architecture {arch!r} is not supported, expected {', '.join(GGUF_ARCHITECTURES)}")
-
-    def get(key: str, default=None):
-        value = metadata.get(f"{arch}.{key}", default)
-        if value is None:
-            raise ValueError(f"GGUF metadata lacks {arch}.{key}")
-        return value
-
-    num_heads = get("attention.head_count")
-    head_dim = metadata.get(f"{arch}.attention.key_length") or get("embedding_length") // num_heads
-    scaling = get("rope.scaling.type", "none")
-    rope_type = "factors" if "rope_freqs.weight" in tensor_names else {"none": "default"}.get(scaling, scaling)
-    factor = get("rope.scaling.factor", 1.0)
-    eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
-    return ModelConfig(
-        architecture=GGUF_ARCHITECTURES[arch],
-        vocab_size=metadata.get(f"{arch}.vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
-        hidden_size=get("embedding_length"),
-        intermediate_size=get("feed_forward_length"),
-        num_layers=get("block_count"),
-        num_heads=num_heads,
-        num_kv_heads=get("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
-        max_position=get("context_length"),
-        rope=RopeConfig(
-            theta=get("rope.freq_base", 10000.0),
-            rotary_dim=get("rope.dimension_count", head_dim),
-            type=rope_type,
-            factor=factor,
-            original_max_position=get("rope.scaling.original_context_length", get("context_length")),
-            attention_factor=yarn_attention_factor(factor) if rope_type == "yarn" else 1.0,
-        ),
-        tie_word_embeddings="output.weight" not in tensor_names,
-        attention_bias="blk.0.attn_q.bias" in tensor_names,
-        output_bias="blk.0.attn_output.bias" in tensor_names,
-        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        eos_token_ids=frozenset(eos),
-    )

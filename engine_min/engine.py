@@ -1,95 +1,227 @@
 """The engine: requests in, one forward pass per step, tokens and text out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 
 from engine_min.attention import Attention, Backend, resolve_backend
 from engine_min.block_manager import BlockManager
 from engine_min.config import DTYPES, EngineConfig
-from engine_min.core import EngineCore
-from engine_min.kv_cache import KVCache, Scales, default_num_blocks, static_scales
+from engine_min.kv_cache import KVCache, default_num_blocks, static_scales
 from engine_min.llama import LlamaModel
 from engine_min.loader import Checkpoint, open_checkpoint
-from engine_min.output_text import OutputText
 from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from engine_min.runner import Runner
+from engine_min.sampler import choice_seed
 from engine_min.scheduler import Scheduler
-from engine_min.tokenizer import load_tokenizer
+from engine_min.tokenizer import OutputText
 from pagedkern.kv_layout import bytes_per_token
 
 Prompt = str | list[int]
+Sampling = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
+
+
+class StepError(RuntimeError):
+    """A step, or a part of it, failed: the requests in `failed` were aborted, those in `outputs` gained a token."""
+
+    def __init__(self, what: str, failed: list[RequestOutput], outputs: list[RequestOutput]):
+        super().__init__(f"{what}: aborted {', '.join(output.request_id for output in failed)}")
+        self.failed = failed
+        self.outputs = outputs
+
+
+class EngineCore:
+    """From step to step: whoever is scheduled runs, gains a token, ends, forks or fails."""
+
+    def __init__(self, blocks: BlockManager, scheduler: Scheduler, runner: Runner):
+        self.blocks = blocks
+        self.scheduler = scheduler
+        self.runner = runner
+        self._requests: dict[str, list[Request]] = {}  # by id: its unfinished choices
+        self._advanced: list[CompletionOutput] = []  # by the last step
+        self._steps = self._tokens_in = self._tokens_out = 0
+        self._slots_held = self._slots_empty = 0  # of used blocks, summed over steps
+
+    def add(self, request: Request) -> None:
+        self._requests[request.request_id] = [request]
+        self._tokens_in += len(request.prompt_token_ids)
+        self.scheduler.add(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestOutput]:
+        """One forward pass; the outputs that gained a token, with each choice's new text."""
+        for completion in self._advanced:
+            completion.new_text = ""
+        self._advanced = []
+        batch: list[Request] = []
+        try:
+            batch = self.scheduler.schedule()
+            if not batch:
+                return []
+            for request in batch:
+                if request.samples and not request.completion.token_ids:  # its other choices begin now, too
+                    others = range(1, len(request.output.outputs))
+                    request.children = [request.fork(i, choice_seed(request.seed, i)) for i in others]
+            drawn = self.runner.step(batch)
+        except Exception as error:  # where blocks could not be moved, nobody who runs can trust his own
+            requests = batch or list(self.scheduler.running)
+            failed = [request.output for request in requests if self.abort(request.request_id)]
+            raise StepError(f"a step failed ({error})", failed, []) from error
+        self._commit(batch)
+        outputs: dict[RequestOutput, None] = {}  # in order, each once
+        failed: dict[RequestOutput, None] = {}
+        for request, token in drawn:
+            outputs[request.output] = None
+            if token is None:
+                failed[request.output] = None
+            else:
+                self._append(request, token)
+        self._tokens_out += len(self._advanced)
+        if failed:
+            for output in failed:
+                self.abort(output.request_id)
+                del outputs[output]
+            raise StepError("logits without a finite maximum (NaN or all masked)", list(failed), list(outputs))
+        return list(outputs)
+
+    def _commit(self, batch: list[Request]) -> None:
+        """What the pass has computed is in the cache now, for the children too."""
+        blocks, size = self.blocks, self.blocks.block_size
+        for request in batch:
+            computed = request.num_computed = request.num_computed + request.num_scheduled
+            if computed % size < request.num_scheduled and blocks.prefix_caching:  # it has filled a block
+                blocks.commit(request.row, request.tokens, computed, request.salt)
+        self._steps += 1  # now that nobody writes to a block that others share, each has empty slots in its last alone
+        self._slots_held += blocks.num_used * size
+        self._slots_empty += sum([-request.num_computed % size for request in self.scheduler.running])
+        for request in [request for request in batch if request.children]:
+            for child in request.children:
+                self._fork(request, child)
+            request.children = []
+
+    def _fork(self, request: Request, child: Request) -> None:
+        self.scheduler.fork(request, child)
+        self._requests[request.request_id].append(child)
+
+    def _append(self, request: Request, token: int) -> None:
+        output = request.completion
+        request.tokens.append(token)
+        output.token_ids.append(token)
+        if output.logprobs is not None:
+            output.logprobs.append(request.logprobs)
+        self._advanced.append(output)
+        output.new_text, reason = request.text.push(token)
+        output.pieces.append(output.new_text)
+        if reason is not None:
+            output.finish_reason = reason
+            self.scheduler.remove(request)
+            unfinished = self._requests[request.request_id]
+            unfinished.remove(request)
+            if not unfinished:
+                del self._requests[request.request_id]
+
+    def fork(self, request_id: str, n: int) -> RequestOutput:
+        """Adds n choices that go on from the request's first unfinished one, and share its pages until they differ."""
+        if request_id not in self._requests:
+            raise ValueError(f"request {request_id!r} is not running")
+        if n < 1:
+            raise ValueError(f"n is {n}, expected at least 1")
+        parent = self._requests[request_id][0]
+        source, choices = parent.completion, parent.output.outputs
+        for index in range(len(choices), len(choices) + n):
+            logprobs = None if source.logprobs is None else list(source.logprobs)
+            choices.append(CompletionOutput(list(source.token_ids), logprobs=logprobs, pieces=[source.text]))
+            if parent.num_generated > 0:
+                self._fork(parent, parent.fork(index, choice_seed(parent.seed, index)))
+        return parent.output
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request wherever it is and returns its blocks; False if there is none of that name (any more)."""
+        unfinished = self._requests.pop(request_id, None)
+        if unfinished is None:
+            return False
+        for request in unfinished:
+            self.scheduler.remove(request)
+        for completion in unfinished[0].output.outputs:
+            completion.finish_reason = completion.finish_reason or "abort"
+        return True
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def stats(self) -> SimpleNamespace:
+        blocks, scheduler = self.blocks, self.scheduler
+        return SimpleNamespace(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=scheduler.num_preemptions,  # times a request was preempted so far
+            swapped=sum(request.host_blocks is not None for request in scheduler.waiting),  # to host memory, now
+            blocks_used=blocks.num_used,
+            blocks_free=blocks.num_free,  # that can be taken
+            blocks_cached=len(blocks.prefix.idle),  # of the free ones, those whose contents can be found again
+            blocks_peak=blocks.peak_used,
+            prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),  # of the prompts' tokens
+            tokens_in=self._tokens_in,  # prompt tokens of all requests so far
+            tokens_out=self._tokens_out,  # tokens generated so far
+            steps=self._steps,
+            fragmentation=self._slots_empty / max(1, self._slots_held),  # of used blocks' slots, over all steps
+        )
 
 
 class LLM(EngineCore):
-    """See the package's README part for the whole interface; `options` are the fields of EngineConfig."""
+    """An engine for the model in a directory or a .gguf file. `options` are the fields of EngineConfig."""
 
-    def __init__(self, model: str, progress: bool = False, **options):
+    def __init__(self, model: str, **options):
         config = self.config = EngineConfig(model, **options)
         backend = self.backend = resolve_backend(config)
         self.dtype = _resolve_dtype(config.dtype, backend)
         self.parallel = joined(config.tensor_parallel_size)
-        self._progress = progress
         checkpoint = open_checkpoint(config.model)
-        model_config = self.model_config = checkpoint.config
-        self.tokenizer = load_tokenizer(config.model, checkpoint.gguf_metadata)
-        self.max_model_len = min(config.max_model_len or model_config.max_position, model_config.max_position)
+        self.model_config = checkpoint.config
+        self.tokenizer = checkpoint.tokenizer()
+        longest = checkpoint.config.max_position
+        self.max_model_len = min(config.max_model_len or longest, longest)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens is {config.max_num_batched_tokens}, expected at least max_model_len "
                 f"({self.max_model_len}) without chunked prefill"
             )
         network = self._load(checkpoint)
-        self.kv_cache = self._allocate_cache(checkpoint)
+        cache = self.kv_cache = self._allocate_cache(checkpoint)
         blocks = BlockManager(
-            self.kv_cache.num_blocks, config.block_size, config.max_num_seqs, self.max_model_len, self.kv_cache,
-            self.kv_cache.num_host_blocks, config.enable_prefix_caching,
+            cache.num_blocks, config.block_size, config.max_num_seqs, self.max_model_len, cache, cache.num_host_blocks,
+            config.enable_prefix_caching,
         )  # fmt: skip
-        scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
-        attention = Attention(
-            backend.ops, self.parallel.local(model_config), self.kv_cache, network.cos_sin_cache,
-            config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len, self.dtype,
-        )  # fmt: skip
-        runner = Runner(
-            network, attention, blocks, config.max_num_batched_tokens, self.max_model_len, backend.device,
-            config.enforce_eager,
-        )  # fmt: skip
-        super().__init__(blocks, scheduler, runner)
+        local = self.parallel.local(self.model_config)
+        attention = Attention(backend.ops, local, cache, network.cos_sin_cache, config, self.max_model_len, self.dtype)
+        super().__init__(
+            blocks,
+            Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill),
+            Runner(network, attention, blocks, config, self.max_model_len, backend.device),
+        )
         self._numbers = itertools.count()
         self._seeds = torch.Generator().manual_seed(config.seed)
 
     def _load(self, checkpoint: Checkpoint) -> LlamaModel:
-        return LlamaModel(
-            checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel, self._progress
-        )
+        device = self.backend.device
+        return LlamaModel(checkpoint, self.max_model_len, self.dtype, device, self.parallel)
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
-        config, model_config, device = self.config, self.parallel.local(self.model_config), self.backend.device
+        config, model, device = self.config, self.parallel.local(self.model_config), self.backend.device
         dtype = DTYPES.get(config.kv_cache_dtype, self.dtype)
-        scales = self._static_scales(checkpoint)
-        is_dynamic = dtype.itemsize == 1 and scales is None
-        heads = (model_config.num_kv_heads, model_config.head_dim)
-        block_bytes = config.block_size * bytes_per_token(*heads, dtype, model_config.num_layers, is_dynamic)
+        scales = static_scales(config, checkpoint, self.parallel, device)
+        is_dynamic = dtype.itemsize == 1 and not scales
+        per_token = bytes_per_token(model.num_kv_heads, model.head_dim, dtype, model.num_layers, is_dynamic)
+        block_bytes = config.block_size * per_token
         wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
-        num_blocks = config.num_blocks or default_num_blocks(config, model_config, block_bytes, wanted, device)
+        num_blocks = config.num_blocks or default_num_blocks(config, model, block_bytes, wanted, device)
         num_blocks = self.parallel.least(num_blocks)
         num_host_blocks = int(config.swap_space_gib * 2**30) // block_bytes
-        return KVCache(
-            model_config, num_blocks, config.block_size, dtype, device, self.backend.ops, scales, num_host_blocks
-        )
-
-    def _static_scales(self, checkpoint: Checkpoint) -> Scales | None:
-        """Of this process's heads; None where the cache is not FP8, or its scales are dynamic."""
-        if not self.config.kv_cache_dtype.startswith("fp8"):
-            return None
-        scales = static_scales(self.config.kv_scales, checkpoint, self.model_config, self.backend.device)
-        part = self.parallel.part
-        own = [[s if s.numel() == 1 else part(s, 0, s.size(0)) for s in pair] for pair in scales or ()]
-        return [(keys, values) for keys, values in own] or None
+        ops = self.backend.ops
+        return KVCache(model, num_blocks, config.block_size, dtype, device, ops, scales, num_host_blocks)
 
     def reload_weights(self, model: str | None = None) -> None:
         """Loads the weights again, from another checkpoint of the same model if one is given. Nothing computed with the
@@ -99,22 +231,18 @@ class LLM(EngineCore):
         checkpoint = open_checkpoint(model or self.config.model)
         if checkpoint.config != self.model_config:
             raise ValueError(f"{model!r} is not a checkpoint of the model that is loaded: its config differs")
-        scales, old = self._static_scales(checkpoint) or [], self.kv_cache.static_scales
-        if [[s.shape for s in pair] for pair in scales] != [[s.shape for s in pair] for pair in old]:
+        scales = static_scales(self.config, checkpoint, self.parallel, self.backend.device)
+        old, new = ([scale for pair in pairs for scale in pair] for pairs in (self.kv_cache.static_scales, scales))
+        if [scale.shape for scale in new] != [scale.shape for scale in old]:
             raise ValueError(f"{model!r} has not the KV cache scales that the checkpoint loaded first has")
         self.runner.model = self._load(checkpoint)
-        for (old_key, old_value), (key, value) in zip(old, scales, strict=True):  # in place: recorded steps read them
-            old_key.copy_(key)
-            old_value.copy_(value)
+        for scale, value in zip(old, new, strict=True):  # in place: recorded steps read them
+            scale.copy_(value)
         self.blocks.reset_prefix_cache()
         if self.runner.graphs is not None:
             self.runner.record()
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Sampling = None) -> list[RequestOutput]:
         """Runs prompts (text or ids, one or several) to their end; the outputs are in the prompts' order."""
         if self.has_unfinished():
             raise RuntimeError("generate() needs an idle engine: finish or abort the requests that were added first")
@@ -134,10 +262,8 @@ class LLM(EngineCore):
             raise
         return outputs
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None,
-        cache_salt: str | None = None,
-    ) -> RequestOutput:  # fmt: skip
+    def add_request(self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None,
+                    cache_salt: str | None = None) -> RequestOutput:  # fmt: skip
         """Queues a request. The output returned is the one that `step` goes on filling. Cached prefixes are shared only
         between requests of the same salt."""
         params = sampling_params or SamplingParams()
@@ -150,12 +276,11 @@ class LLM(EngineCore):
         if not params.ignore_eos:
             stop_ids |= self.model_config.eos_token_ids
         choices = [CompletionOutput(logprobs=None if params.logprobs is None else []) for _ in range(params.n)]
-        output = RequestOutput(request_id, token_ids, choices)
-        if params.prompt_logprobs is not None:
-            output.prompt_logprobs = [None]
+        prompt_logprobs = None if params.prompt_logprobs is None else [None]
+        output = RequestOutput(request_id, token_ids, choices, prompt_logprobs=prompt_logprobs)
         request = Request(
             request_id, token_ids, params, seed, stop_ids, output, list(token_ids), choices[0], salt=cache_salt,
-            text=OutputText(self.tokenizer, params, stop_ids), arrival=next(self._numbers), num_unforked=params.n - 1,
+            text=OutputText(self.tokenizer, params, stop_ids), arrival=next(self._numbers),
         )  # fmt: skip
         self.add(request)
         return output
@@ -167,10 +292,9 @@ class LLM(EngineCore):
         if not token_ids:
             raise ValueError("the prompt is empty, expected at least one token")
         vocab = self.model_config.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab:
-            raise ValueError(f"the prompt holds a token id outside [0, {vocab})")
-        for name in ("stop_token_ids", "logit_bias"):
-            if any(not 0 <= token_id < vocab for token_id in getattr(params, name) or ()):
+        given = {"the prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
+        for name, ids in given.items():
+            if ids and not 0 <= min(ids) <= max(ids) < vocab:
                 raise ValueError(f"{name} holds a token id outside [0, {vocab})")
         total = len(token_ids) + params.max_tokens
         sizes = f"{len(token_ids)} prompt tokens and max_tokens {params.max_tokens}"

@@ -1,7 +1,5 @@
 """The paged KV cache: one allocation, a pair of `[num_blocks, block_size, num_kv_heads, head_dim]` views per layer."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -10,6 +8,7 @@ import torch
 from engine_min.block_manager import Pairs
 from engine_min.config import EngineConfig, ModelConfig
 from engine_min.loader import Checkpoint
+from engine_min.parallel import TensorParallel
 
 _SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
 
@@ -20,27 +19,24 @@ class KVCache:
     """Layout N2 of pagedkern.kv_layout: keys and values of a block lie together. Left uninitialised: what no query may
     see cannot change a result, and pages that are never touched cost no memory.
 
-    `scales` belong to an FP8 cache: a list of static ones, or None for one per token and head, found as tokens are
+    `scales` are the static ones of an FP8 cache, which without them has one per token and head, found as tokens are
     written and kept beside them. It moves blocks for the block manager, their scales too.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
-                 ops, scales: Scales | None = None, num_host_blocks: int = 0):  # fmt: skip
+                 ops, scales: Scales, num_host_blocks: int):  # fmt: skip
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self.dynamic = dtype.itemsize == 1 and scales is None
+        self.dynamic = dtype.itemsize == 1 and not scales
         shape = (config.num_layers, num_blocks, 2, block_size, config.num_kv_heads, config.head_dim)
         self.storage = torch.empty(shape, dtype=dtype, device=device)
         self._pools = [self.storage]
-        self._views = [[(part[:, 0], part[:, 1]) for part in self.storage]]
-        self.layers = self._views[0]
-        self.static_scales = scales or []
+        self.layers = [part.unbind(1) for part in self.storage]
+        self.static_scales = scales
         self.scales = scales or [(None, None)] * config.num_layers
         if self.dynamic:
-            scale_pool = torch.empty(*shape[:-1], dtype=torch.float32, device=device)
-            self._pools.append(scale_pool)
-            self._views.append([(part[:, 0].unsqueeze(-1), part[:, 1].unsqueeze(-1)) for part in scale_pool])
-            self.scales = [(part[:, 0], part[:, 1]) for part in scale_pool]
+            self._pools.append(torch.empty(*shape[:-1], 1, dtype=torch.float32, device=device))
+            self.scales = [part.squeeze(-1).unbind(1) for part in self._pools[1]]
         self._host = [
             torch.empty((pool.size(0), num_host_blocks, *pool.shape[2:]), dtype=pool.dtype,
                         pin_memory=device.type == "cuda")
@@ -51,8 +47,8 @@ class KVCache:
 
     def copy(self, pairs: Pairs) -> None:
         mapping = torch.tensor(pairs)
-        for views in self._views:
-            self._copy_blocks([key for key, _ in views], [value for _, value in views], mapping)
+        for pool in self._pools:
+            self._copy_blocks(list(pool[:, :, 0]), list(pool[:, :, 1]), mapping)
 
     def swap_out(self, pairs: Pairs) -> None:
         self._swap(self._pools, self._host, pairs)
@@ -73,46 +69,48 @@ def is_scale(name: str) -> bool:
     return _SCALE_NAME.fullmatch(name) is not None
 
 
-def static_scales(kv_scales, checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> Scales | None:
-    """What EngineConfig.kv_scales asks for; None: dynamic."""
-    shape = (config.num_layers, config.num_kv_heads)
-    if kv_scales == "auto":
-        return _checkpoint_scales(checkpoint, config, device)
-    if kv_scales == "dynamic":
-        return None
-    pair = kv_scales if isinstance(kv_scales, tuple | list) else (kv_scales, kv_scales)
+def static_scales(config: EngineConfig, checkpoint: Checkpoint, parallel: TensorParallel,
+                  device: torch.device) -> Scales:  # fmt: skip
+    """What kv_scales asks for, of this process's heads; none where they are dynamic, or the cache is not FP8."""
+    model = checkpoint.config
+    if not config.kv_cache_dtype.startswith("fp8") or config.kv_scales == "dynamic":
+        return []
+    if config.kv_scales == "auto":
+        scales = _checkpoint_scales(checkpoint, model.num_layers, model.num_kv_heads)
+    else:
+        scales = _given_scales(config.kv_scales, (model.num_layers, model.num_kv_heads))
+
+    def own(layer: int, side: str, scale: torch.Tensor) -> torch.Tensor:
+        if not (scale.isfinite() & (scale > 0)).all():
+            raise ValueError(f"layer {layer}'s {side}_scale holds a scale that is not finite and positive")
+        part = scale if scale.numel() == 1 else parallel.part(scale, 0, scale.numel())
+        return part.to(device).contiguous()
+
+    return [(own(i, "k", key), own(i, "v", value)) for i, (key, value) in enumerate(scales)]
+
+
+def _given_scales(given, shape: tuple[int, int]) -> Scales:
+    pair = given if isinstance(given, tuple | list) else (given, given)
     if len(pair) != 2:
         raise ValueError(f"kv_scales has {len(pair)} entries, expected one for keys and one for values")
-    sides = []
-    for side in pair:
-        side = torch.as_tensor(side, dtype=torch.float32)
-        if side.dim() > 2 or (side.dim() and side.shape not in (shape, (shape[0], 1), (shape[1],))):
+    sides = [torch.as_tensor(side, dtype=torch.float32) for side in pair]
+    for side in sides:
+        if side.dim() > 2 or (side.dim() and side.shape not in (shape, (shape[0], 1), shape[1:])):
             raise ValueError(f"kv_scales is {list(side.shape)}, expected a number, {list(shape[1:])} or {list(shape)}")
-        sides.append(_checked(side.expand(shape), "kv_scales").to(device).contiguous())
-    return list(zip(*sides, strict=True))
+    return list(zip(*(side.expand(shape) for side in sides), strict=True))
 
 
-def _checkpoint_scales(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> Scales | None:
+def _checkpoint_scales(checkpoint: Checkpoint, num_layers: int, num_heads: int) -> Scales:
     found: dict[tuple[int, str], torch.Tensor] = {}
     for name in filter(is_scale, checkpoint.names):
         layer, side = _SCALE_NAME.fullmatch(name).groups()
-        scale = _checked(checkpoint.tensor(name).float().flatten(), name)
-        if scale.numel() not in (1, config.num_kv_heads):
-            raise ValueError(f"{name} has {scale.numel()} elements, expected 1 or {config.num_kv_heads} (KV heads)")
-        found[int(layer), side] = scale.to(device)
-    if not found:
-        return None
-    sides = [(i, side) for i in range(config.num_layers) for side in "kv"]
-    missing = [f"{side}_scale of layer {i}" for i, side in sides if (i, side) not in found]
-    if missing:
+        scale = found[int(layer), side] = checkpoint.tensor(name).float().flatten()
+        if scale.numel() not in (1, num_heads):
+            raise ValueError(f"{name} has {scale.numel()} elements, expected 1 or {num_heads} (KV heads)")
+    missing = [f"{side}_scale of layer {i}" for i in range(num_layers) for side in "kv" if (i, side) not in found]
+    if found and missing:
         raise ValueError(f"the checkpoint has KV cache scales, but lacks {', '.join(missing)}")
-    return [(found[i, "k"], found[i, "v"]) for i in range(config.num_layers)]
-
-
-def _checked(scale: torch.Tensor, name: str) -> torch.Tensor:
-    if not (scale.isfinite() & (scale > 0)).all():
-        raise ValueError(f"{name} holds a scale that is not finite and positive")
-    return scale
+    return [(found[i, "k"], found[i, "v"]) for i in range(num_layers)] if found else []
 
 
 def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: int, wanted: int,

@@ -6,8 +6,6 @@ The leader passes every call on to the others, who make it too: given the same c
 Under torchrun there is no need for this: every process makes an LLM of its own and the same calls.
 """
 
-from __future__ import annotations
-
 import atexit
 from contextlib import suppress
 from datetime import timedelta
@@ -21,20 +19,11 @@ from engine_min.engine import LLM
 _PATIENCE = timedelta(days=365)  # a server may be idle for long
 
 
-def launch(model: str, tensor_parallel_size: int = 1, progress: bool = False, **options) -> LLM:
+def launch(model: str, tensor_parallel_size: int = 1, **options) -> LLM:
     """An LLM whose layers are shared by so many processes: this one, and others that it starts."""
     if tensor_parallel_size == 1:
-        return LLM(model, progress, **options)
-    options |= {"tensor_parallel_size": tensor_parallel_size}
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    followers = [
-        context.Process(target=_follow, args=(rank, store.port, model, options), daemon=True)
-        for rank in range(1, tensor_parallel_size)
-    ]
-    for follower in followers:
-        follower.start()
-    return LeadingLLM(store, followers, model, progress, options)
+        return LLM(model, **options)
+    return LeadingLLM(model, options | {"tensor_parallel_size": tensor_parallel_size})
 
 
 def _join(store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
@@ -51,9 +40,9 @@ def _join(store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=_PATIENCE)
 
 
-def _follow(rank: int, port: int, model: str, options: dict) -> None:
+def _follow(index: int, port: int, model: str, options: dict) -> None:
     """Makes the leader's calls until it says that there are no more. What fails here fails there, too."""
-    calls = _join(dist.TCPStore("127.0.0.1", port), rank, options["tensor_parallel_size"])
+    calls = _join(dist.TCPStore("127.0.0.1", port), index + 1, options["tensor_parallel_size"])
     with suppress(ValueError, OSError):  # the leader refuses the same, and says so
         llm = LLM(model, **options)
         while True:
@@ -68,11 +57,14 @@ def _follow(rank: int, port: int, model: str, options: dict) -> None:
 
 
 class LeadingLLM(LLM):
-    def __init__(self, store: dist.Store, followers: list, model: str, progress: bool, options: dict):
-        self._store, self._followers = store, followers  # the store lives as long as those it joins
-        self._calls = _join(store, 0, options["tensor_parallel_size"])
+    def __init__(self, model: str, options: dict):
+        size = options["tensor_parallel_size"]
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # lives as long as all
+        arguments = (self._store.port, model, options)
+        self._followers = multiprocessing.spawn(_follow, arguments, size - 1, join=False, daemon=True)
+        self._calls = _join(self._store, 0, size)
         try:
-            super().__init__(model, progress, **options)
+            super().__init__(model, **options)
         except BaseException:
             dist.destroy_process_group()
             raise
@@ -85,8 +77,8 @@ class LeadingLLM(LLM):
         """Ends the other processes."""
         atexit.unregister(self.close)
         self._tell()
-        for follower in self._followers:
-            follower.join()
+        while not self._followers.join():
+            pass
         dist.destroy_process_group()
 
 

@@ -1,7 +1,5 @@
 """Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
 
-from __future__ import annotations
-
 import re
 
 import torch
@@ -9,10 +7,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine_min.attention import Attention
-from engine_min.config import ModelConfig
 from engine_min.kv_cache import is_scale
-from engine_min.layers import Linear, rms_norm, silu_and_mul
-from engine_min.loader import Checkpoint, check_names
+from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 from engine_min.rope import rope_inv_freq, rope_table
@@ -20,31 +16,151 @@ from engine_min.rope import rope_inv_freq, rope_table
 _TABLE = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # computed here
 
 
+class Linear:
+    """y = x W^T + b (+ residual).
+
+    On the CPU the weight is packed once into oneDNN's own layout: 1.4 times (bf16, one row) to 2 times (float32, 16
+    rows) as fast as `F.linear`, which works from the plain layout each time (bench/facts.md has the ladder). The
+    residual is added in the accumulator, before the one rounding to the output's dtype.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        self.bias = bias
+        self.packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed &= weight.dtype not in _NEEDS or _NEEDS[weight.dtype]()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if not self.packed:
+            y = F.linear(x, self.weight, self.bias)
+            return y if residual is None else y.add_(residual)
+        if residual is None:
+            return _linear(x, self.weight, self.bias, "none", [], "")
+        return _linear_binary(x, residual, self.weight, self.bias, "add")
+
+
+_linear = torch.ops.mkldnn._linear_pointwise.default
+_linear_binary = torch.ops.mkldnn._linear_pointwise.binary
+_NEEDS = {  # not every CPU has what these dtypes need there
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+}
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
+
+    `F.rms_norm` runs nine small kernels. For a single row in bfloat16, where the scale is one number, two do it in half
+    the time and with one rounding; float32 keeps to the sums that transformers makes.
+    """
+    size = weight.size(0)
+    if x.size(0) == 1 and x.dtype == torch.bfloat16 and eps > 0 and x.device.type == "cpu":
+        norm = torch.linalg.vector_norm(x, dtype=torch.float32).item()
+        return torch.addcmul(_ZERO, x, weight, value=(norm * norm / size + eps) ** -0.5)
+    return F.rms_norm(x, (size,), weight, eps)
+
+
+_ZERO = torch.zeros(1, dtype=torch.bfloat16)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+class Weights:
+    """Reads a checkpoint's tensors, each checked for its shape, and makes linears of this process's part of them."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, parallel: TensorParallel):
+        self.config, self.parallel = checkpoint.config, parallel
+        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+        self._unread, self._missing = set(checkpoint.names), set()
+        self._keep_quantized = is_fast(dtype, device)
+
+    def load(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if name not in self._checkpoint.names:
+            self._missing.add(name)  # until `check_all_read` says so
+            return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        tensor = self._checked(name, self._checkpoint.tensor(name), shape)
+        return tensor.to(self._device, dtype or self._dtype)
+
+    def _checked(self, name: str, tensor, shape: tuple[int, ...]):
+        self._unread.discard(name)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def check_all_read(self) -> None:
+        """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
+        unexpected = {name for name in self._unread if not is_scale(name) and not _TABLE.search(name)}
+        if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
+            unexpected.discard("lm_head.weight")
+        surprises = {"missing": sorted(self._missing), "unexpected": sorted(unexpected)}
+        problems = [f"{kind} {', '.join(names)}" for kind, names in surprises.items() if names]
+        if problems:
+            raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
+
+    def linear(self, rows: dict[str, int], columns: int, bias: bool, unit: int = 1,
+               by_input: bool = False) -> Linear | QuantizedLinear:  # fmt: skip
+        """One linear of those named, each with so many rows, one below the other. The processes share its outputs or
+        its inputs, never less than a unit; what is cut by its inputs is summed, so one process alone adds the bias."""
+        part, dim = self.parallel.part, int(by_input)
+        cuts = [(name, count, (columns if by_input else count) // unit) for name, count in rows.items()]
+        biases = None
+        if bias:
+            parts = [part(self.load(f"{name}.bias", n), 0, 1 if by_input else units) for name, n, units in cuts]
+            biases = torch.cat(parts) if not by_input or self.parallel.rank == 0 else None
+        stored = concatenate([self._quantized(f"{name}.weight", (n, columns), dim, units) for name, n, units in cuts])
+        if stored is not None:
+            return QuantizedLinear(stored, biases)
+        weights = [part(self.load(f"{name}.weight", n, columns), dim, units) for name, n, units in cuts]
+        return Linear(torch.cat(weights), biases)
+
+    def head(self, embedding: torch.Tensor) -> Linear | QuantizedLinear:
+        """The linear to the vocabulary, whose weight is the embedding where the model ties them."""
+        is_tied, shape = self.config.tie_word_embeddings, (self.config.vocab_size, self.config.hidden_size)
+        name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+        stored = self._quantized(name, shape, 0, 1) if self.parallel.size == 1 else None
+        if stored is not None:
+            return QuantizedLinear(stored)
+        return Linear(self.parallel.vocabulary(embedding if is_tied else self.load(name, *shape)))
+
+    def _quantized(self, name: str, shape: tuple[int, int], dim: int, units: int) -> QuantizedTensor | None:
+        """This process's part in the few bits that it is stored in, unless a cut would part weights of one scale."""
+        is_kept = self._keep_quantized and name in self._checkpoint.names
+        stored = self._checkpoint.quantized(name) if is_kept else None
+        if stored is None:
+            return None
+        self._checked(name, stored, shape)
+        if dim == 1 and self.parallel.size > 1:
+            groups = stored.scale.size(1)
+            units = groups if units == shape[1] else units
+            if groups % units or units % self.parallel.size:
+                return None
+        return stored.map(lambda tensor: self.parallel.part(tensor, dim, units))
+
+
 class LlamaLayer:
-    def __init__(self, index: int, config: ModelConfig, weights: _Weights):
-        prefix = f"model.layers.{index}."
+    def __init__(self, index: int, weights: Weights):
+        config, self.index, prefix = weights.config, index, f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        heads, kv_heads, rows = config.num_heads, config.num_kv_heads, config.intermediate_size
-        queries_keys_values = {
-            attention + "q_proj": heads,
-            attention + "k_proj": kv_heads,
-            attention + "v_proj": kv_heads,
-        }
-        self.index = index
-        self.input_norm = weights.load(prefix + "input_layernorm.weight")
-        self.qkv = weights.linear(queries_keys_values, config.attention_bias)
+        hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_heads * head, config.num_kv_heads * head
+        self.input_norm = weights.load(prefix + "input_layernorm.weight", hidden)
+        rows = {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys}
+        self.qkv = weights.linear(rows, hidden, config.attention_bias, unit=head)
         self.head_norms = None
         if config.qk_norm:
-            self.head_norms = [weights.load(f"{attention}{which}_norm.weight") for which in "qk"]
-        self.out = weights.linear({attention + "o_proj": heads}, config.output_bias, by_input=True)
-        self.post_norm = weights.load(prefix + "post_attention_layernorm.weight")
-        self.gate_up = weights.linear({mlp + "gate_proj": rows, mlp + "up_proj": rows}, config.mlp_bias)
-        self.down = weights.linear({mlp + "down_proj": rows}, config.mlp_bias, by_input=True)
+            self.head_norms = [weights.load(f"{attention}{which}_norm.weight", head) for which in "qk"]
+        self.out = weights.linear({attention + "o_proj": hidden}, queries, config.output_bias, unit=head, by_input=True)
+        self.post_norm = weights.load(prefix + "post_attention_layernorm.weight", hidden)
+        self.gate_up = weights.linear({mlp + "gate_proj": inner, mlp + "up_proj": inner}, hidden, config.mlp_bias)
+        self.down = weights.linear({mlp + "down_proj": hidden}, inner, config.mlp_bias, by_input=True)
         self.eps = config.rms_norm_eps
         self.parallel = weights.parallel
         local = self.parallel.local(config)
         self.num_heads = (local.num_heads, local.num_kv_heads)
-        self.head_dim = config.head_dim
+        self.head_dim = head
 
     def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
@@ -60,97 +176,31 @@ class LlamaLayer:
         return self.parallel.sum(linear(hidden)).add_(x)
 
     def normalise_heads(self, qkv: torch.Tensor) -> None:
-        rows = qkv.view(qkv.size(0), -1, self.head_dim)
-        for part, weight in zip(
-            rows[:, : sum(self.num_heads)].split(self.num_heads, dim=1), self.head_norms, strict=True
-        ):
+        rows = qkv.view(qkv.size(0), -1, self.head_dim)[:, : sum(self.num_heads)]
+        for part, weight in zip(rows.split(self.num_heads, dim=1), self.head_norms, strict=True):
             part.copy_(F.rms_norm(part, (self.head_dim,), weight, self.eps))
 
 
-class _Weights:
-    """Reads a checkpoint's tensors, each checked for its shape, and makes linears of this process's part of them."""
-
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | None, progress: bool,
-                 parallel: TensorParallel):  # fmt: skip
-        self.parallel = parallel
-        self._shapes = tensor_shapes(checkpoint.config)
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self.progress = tqdm(total=len(self._shapes), desc="loading", disable=not progress)
-        self._keep_quantized = is_fast(dtype, device)
-
-    def _checked(self, name: str, tensor):
-        self.progress.update()
-        if tuple(tensor.shape) != self._shapes[name]:
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self._shapes[name])}")
-        return tensor
-
-    def load(self, name: str) -> torch.Tensor:
-        return self._checked(name, self._checkpoint.tensor(name)).to(self._device, self._dtype)
-
-    def load_float(self, name: str) -> torch.Tensor:
-        """One that has been loaded before, unrounded."""
-        return self._checkpoint.tensor(name).float()
-
-    def linear(self, names: dict[str, int], bias: bool, by_input: bool = False) -> Linear | QuantizedLinear:
-        """One linear of those named, one below the other. The processes share each by its outputs or by its inputs, in
-        so many units; what is cut by its inputs is summed, so one process alone adds the bias."""
-        dim = int(by_input)
-        biases = None
-        if bias:
-            parts = [self.load(f"{name}.bias") for name in names]
-            if not by_input:
-                parts = [self.parallel.part(part, 0, units) for part, units in zip(parts, names.values(), strict=True)]
-            biases = torch.cat(parts) if not by_input or self.parallel.rank == 0 else None
-        stored = concatenate([self._quantized(f"{name}.weight", dim, units) for name, units in names.items()])
-        if stored is not None:
-            return QuantizedLinear(stored, biases)
-        weight = [self.parallel.part(self.load(f"{name}.weight"), dim, units) for name, units in names.items()]
-        return Linear(torch.cat(weight), biases)
-
-    def head(self, name: str, embedding: torch.Tensor | None) -> Linear | QuantizedLinear:
-        """The linear to the vocabulary; `embedding` is its weight where the model ties them."""
-        stored = self._checkpoint.quantized(name) if self._keep_quantized and self.parallel.size == 1 else None
-        if stored is not None:
-            return QuantizedLinear(stored if embedding is not None else self._checked(name, stored))
-        return Linear(self.parallel.vocabulary(self.load(name) if embedding is None else embedding))
-
-    def _quantized(self, name: str, dim: int, units: int) -> QuantizedTensor | None:
-        """The weight in the few bits that it is stored in, unless a cut would part weights that share a scale."""
-        stored = self._checkpoint.quantized(name) if self._keep_quantized else None
-        if stored is None:
-            return None
-        self._checked(name, stored)
-        if dim == 1 and self.parallel.size > 1:
-            groups = stored.scale.size(1)
-            units = groups if units == stored.shape[1] else units
-            if groups % units or units % self.parallel.size:
-                return None
-        return stored.map(lambda part: self.parallel.part(part, dim, units))
-
-
 class LlamaModel:
-    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, device: torch.device | None,
-                 parallel: TensorParallel, progress: bool):  # fmt: skip
+    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, device: torch.device,
+                 parallel: TensorParallel):  # fmt: skip
         config = self.config = checkpoint.config
         self.parallel = parallel
-        # A tied model's own lm_head is ignored, as the family's definition says that the embedding is the head.
-        tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        shapes = tensor_shapes(config)
-        ignored = {name for name in checkpoint.names if is_scale(name) or _TABLE.search(name)}
-        check_names(checkpoint.names - tied_head - ignored, set(shapes))
-        weights = _Weights(checkpoint, dtype, device, progress, parallel)
-        self.embedding = weights.load("model.embed_tokens.weight")
-        self.layers = [LlamaLayer(i, config, weights) for i in range(config.num_layers)]
-        self.norm = weights.load("model.norm.weight")
-        if config.tie_word_embeddings:
-            self.head = weights.head("model.embed_tokens.weight", self.embedding)
-        else:
-            self.head = weights.head("lm_head.weight", None)
+        weights = Weights(checkpoint, dtype, device, parallel)
+        self.embedding = weights.load("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        indices = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
+        self.layers = [LlamaLayer(i, weights) for i in indices]
+        self.norm = weights.load("model.norm.weight", config.hidden_size)
+        self.head = weights.head(self.embedding)
+        factors = None
+        if config.rope.type == "factors":
+            factors = weights.load("rope_freqs.weight", config.rope.rotary_dim // 2, dtype=torch.float32)
+        weights.check_all_read()
         self.quantized_layers = None
         if parallel.size == 1 and QuantizedLayers.fit(self.layers):
-            self.quantized_layers = QuantizedLayers(self.layers, weights.load_float)
-        factors = weights.load("rope_freqs.weight") if config.rope.type == "factors" else None
-        weights.progress.close()
+            self.quantized_layers = QuantizedLayers(
+                self.layers, lambda name: weights.load(name, config.hidden_size, dtype=torch.float32)
+            )
         inv_freq = rope_inv_freq(config.rope, factors)
         self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
 
@@ -170,31 +220,3 @@ class LlamaModel:
             return self.head(hidden, norm=self.norm.float(), eps=eps)
         logits = self.head(rms_norm(hidden.to(self.norm.dtype), self.norm, eps))
         return self.parallel.gather(logits, self.config.vocab_size)
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this model holds, by its Hugging Face name."""
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    if config.rope.type == "factors":
-        shapes["rope_freqs.weight"] = (config.rope.rotary_dim // 2,)
-    attention = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
-    attention["o_proj"] = (hidden, q_size)
-    gated = {"gate_proj": (mlp, hidden), "up_proj": (mlp, hidden), "down_proj": (hidden, mlp)}
-    biased = {"o_proj": config.output_bias} | dict.fromkeys(("q_proj", "k_proj", "v_proj"), config.attention_bias)
-    biased |= dict.fromkeys(gated, config.mlp_bias)
-    for i in range(config.num_layers):
-        prefix = f"model.layers.{i}."
-        shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        if config.qk_norm:
-            for which in "qk":
-                shapes[f"{prefix}self_attn.{which}_norm.weight"] = (config.head_dim,)
-        for part, linears in (("self_attn", attention), ("mlp", gated)):
-            for name, shape in linears.items():
-                shapes[f"{prefix}{part}.{name}.weight"] = shape
-                if biased[name]:
-                    shapes[f"{prefix}{part}.{name}.bias"] = shape[:1]
-    return shapes

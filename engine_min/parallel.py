@@ -5,8 +5,6 @@ over the processes ends each half of a layer. The head is cut by the vocabulary,
 process has them all, draws the same tokens and takes the same steps, and none has to be told what the others decided.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,24 +29,21 @@ class TensorParallel:
         return replace(config, num_heads=heads // self.size, num_kv_heads=max(1, kv_heads // self.size))
 
     def part(self, tensor: torch.Tensor, dim: int, units: int) -> torch.Tensor:
-        """This process's share of a dimension that consists of so many units (heads, or rows)."""
+        """This process's share of a dimension that consists of so many units (heads, or rows); those that are fewer
+        than the processes are kept by several of them."""
         if self.size == 1:
             return tensor
-        step = tensor.size(dim) // units
-        count = max(1, units // self.size)
+        step, count = tensor.size(dim) // units, max(1, units // self.size)
         return tensor.narrow(dim, self.rank * units // self.size * step, count * step)
 
     def vocabulary(self, weight: torch.Tensor) -> torch.Tensor:
         """This process's rows of the head, filled up to an equal number for each."""
-        if self.size == 1:
-            return weight
         rows = -(-weight.size(0) // self.size)
         own = weight[self.rank * rows : (self.rank + 1) * rows]
-        return torch.nn.functional.pad(own, (0, 0, 0, rows - own.size(0)))
+        return own if own.size(0) == rows else torch.nn.functional.pad(own, (0, 0, 0, rows - own.size(0)))
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        if self.size > 1:
-            dist.all_reduce(partial)
+        dist.all_reduce(partial)
         return partial
 
     def gather(self, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -63,19 +58,15 @@ class TensorParallel:
         """The smallest of the processes' values: what all of them can do."""
         if self.size == 1:
             return value
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        least = torch.tensor(value, device=device)
+        least = torch.tensor(value, device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
-
-
-SINGLE = TensorParallel()
 
 
 def joined(size: int) -> TensorParallel:
     """This process's place among those that torch.distributed has joined."""
     if size == 1:
-        return SINGLE
+        return TensorParallel()
     if not dist.is_initialized() or dist.get_world_size() != size:
         raise ValueError(
             f"tensor_parallel_size is {size}, expected so many processes joined by torch.distributed "

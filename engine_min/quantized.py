@@ -5,13 +5,14 @@ call: RMSNorm, bias, SwiGLU and the residual are part of it. Inputs are rounded 
 products are exact integers, sums float32. bench/facts.md says what that costs in accuracy: less than bfloat16 does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+import pagedkern
 
 GROUP = 32  # weights that share a scale
 PANEL = 16  # outputs that lie side by side
@@ -19,8 +20,7 @@ _NONE = torch.empty(0)
 _ACCUMULATE, _GATED = 1, 2
 
 
-@dataclass(frozen=True)
-class QuantizedTensor:
+class QuantizedTensor(NamedTuple):
     """A [rows, columns] matrix as it is stored, each weight being value * scale + minimum.
 
     In 4 bits byte i of a group holds value i in its low and value 16 + i in its high half. In 8 bits a byte is a signed
@@ -31,9 +31,8 @@ class QuantizedTensor:
     scale: torch.Tensor  # [rows, columns / 32] float16
     minimum: torch.Tensor | None = None  # the same; 4 bits only
 
-    def map(self, function) -> QuantizedTensor:
-        parts = (self.values, self.scale, self.minimum)
-        return QuantizedTensor(*(part if part is None else function(part) for part in parts))
+    def map(self, function) -> "QuantizedTensor":
+        return QuantizedTensor(*(part if part is None else function(part) for part in self))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,20 +43,17 @@ def concatenate(tensors: list[QuantizedTensor | None]) -> QuantizedTensor | None
     """One matrix of all rows; None where one of them has another form."""
     if None in tensors or len({tensor.minimum is None for tensor in tensors}) > 1:
         return None
-    minimum = None if tensors[0].minimum is None else torch.cat([tensor.minimum for tensor in tensors])
-    return QuantizedTensor(torch.cat([t.values for t in tensors]), torch.cat([t.scale for t in tensors]), minimum)
+    return QuantizedTensor(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*tensors, strict=True)))
 
 
 def is_fast(dtype: torch.dtype, device: torch.device | None = None) -> bool:
     """Whether such layers serve a model of this dtype: float32 asks for exact products, other levels have no kernel."""
-    import pagedkern
-
     on_cpu = device is None or device.type == "cpu"
     return on_cpu and dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
 
 
 class QuantizedLinear:
-    """y = norm(x) W^T + b (+ residual), called like `layers.Linear`."""
+    """y = norm(x) W^T + b (+ residual), called like `llama.Linear`."""
 
     def __init__(self, weight: QuantizedTensor, bias: torch.Tensor | None = None):
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
@@ -85,8 +81,6 @@ class Step:
 
 class Chain:
     def __init__(self, steps: list[Step], eps: float):
-        import pagedkern  # noqa: F401 - loads the op library
-
         self._call = torch.ops.pagedkern_cpu.quantized_linears.default
         self._arguments = (
             [step.source for step in steps],
@@ -109,23 +103,21 @@ class QuantizedLayers:
     """
 
     def __init__(self, layers: list, load_norm: Callable[[str], torch.Tensor]):
-        def norm(layer, name: str) -> torch.Tensor:
-            return load_norm(f"model.layers.{layer.index}.{name}_layernorm.weight")
-
         eps = layers[0].eps
         self._layers = layers
         self._widths = layers[0].gate_up.out_features // 2, layers[0].qkv.out_features
-        self._first = Chain([Step(layers[0].qkv, 0, 1, norm(layers[0], "input"))], eps)
         self._chains = []
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            steps = [  # buffers: what attention gave, states, MLP, qkv of the next layer
-                Step(layer.out, 0, 1, accumulate=True),
-                Step(layer.gate_up, 1, 2, norm(layer, "post_attention"), gated=True),
-                Step(layer.down, 2, 1, accumulate=True),
-            ]
-            if following is not None:
-                steps.append(Step(following.qkv, 1, 3, norm(following, "input")))
+        steps = []  # buffers: states, MLP, qkv, what attention gave
+        for layer in layers:
+            prefix = f"model.layers.{layer.index}."
+            steps.append(Step(layer.qkv, 0, 2, load_norm(prefix + "input_layernorm.weight")))
             self._chains.append(Chain(steps, eps))
+            steps = [
+                Step(layer.out, 3, 0, accumulate=True),
+                Step(layer.gate_up, 0, 1, load_norm(prefix + "post_attention_layernorm.weight"), gated=True),
+                Step(layer.down, 1, 0, accumulate=True),
+            ]
+        self._last = Chain(steps, eps)
 
     @staticmethod
     def fit(layers: list) -> bool:
@@ -134,13 +126,13 @@ class QuantizedLayers:
         return are_quantized and layers[0].gate_up.out_features % (2 * PANEL) == 0
 
     def __call__(self, embedded: torch.Tensor, attention) -> torch.Tensor:
-        states = embedded.float()
-        mlp, qkv = (embedded.new_empty(embedded.size(0), width) for width in self._widths)
-        self._first([states, qkv])
+        buffers = states, _, qkv = [embedded.float(), *(embedded.new_empty(len(embedded), n) for n in self._widths)]
         for layer, chain in zip(self._layers, self._chains, strict=True):
+            chain(buffers)
             if layer.head_norms is not None:
                 layer.normalise_heads(qkv)
-            chain([attention(layer.index, qkv), states, mlp, qkv])
+            buffers = [*buffers[:3], attention(layer.index, qkv)]
+        self._last(buffers)
         return states
 
 

@@ -1,14 +1,8 @@
 """What is asked of the engine, and what it gives back."""
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine_min.output_text import OutputText
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is an argmax
 MAX_LOGPROBS = 20
@@ -35,7 +29,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # of each token of the prompt after the first, and so many of the likeliest
 
     def __post_init__(self) -> None:
-        bias = self.logit_bias or {}
+        biases = (self.logit_bias or {}).values()
         checks = {
             "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
@@ -50,11 +44,9 @@ class SamplingParams:
             "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "in [0.01, 100]"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            "logit_bias": (all(-100 <= value <= 100 for value in bias.values()), "numbers in [-100, 100]"),
+            "logit_bias": (all(-100 <= value <= 100 for value in biases), "numbers in [-100, 100]"),
         }
-        for name, (ok, expected) in checks.items():
-            if not ok:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+        refuse_first(self, checks)
 
     @cached_property
     def greedy(self) -> bool:
@@ -73,6 +65,13 @@ class SamplingParams:
         return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
 
 
+def refuse_first(settings: object, checks: dict[str, tuple[bool, str]]) -> None:
+    """ValueError for the first setting whose check, (whether it holds, what is expected), does not hold."""
+    for name, (ok, expected) in checks.items():
+        if not ok:
+            raise ValueError(f"{name} is {getattr(settings, name)!r}, expected {expected}")
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
@@ -83,9 +82,9 @@ class CompletionOutput:
 
     @property
     def text(self) -> str:
-        if len(self.pieces) > 1:  # joined when somebody looks: adding to a long text each step would copy all of it
-            self.pieces = ["".join(self.pieces)]
-        return self.pieces[0] if self.pieces else ""
+        """Joined when somebody looks: adding to a long text each step would copy all of it."""
+        self.pieces = ["".join(self.pieces)]
+        return self.pieces[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -120,20 +119,19 @@ class Request:
     num_scheduled: int = 0  # tokens that the step computes
     samples: bool = False  # the step computes the last of them, whose logits give the next: to it and to its children
     num_stored: int = 0  # positions before this one were found in the cache and are not written again
-    children: list[Request] = field(default_factory=list)  # that begin with the token about to be drawn
+    children: list["Request"] = field(default_factory=list)  # that begin with the token about to be drawn
     row: int | None = None  # of the block manager's tables, while it runs
     index: int = 0  # of the choice
-    text: OutputText | None = None
+    text: object = None  # its OutputText
     logprobs: dict[int, float] | None = None  # of the token drawn last, where they are asked for
-    arrival: int = 0  # first come, first served
+    arrival: int = 0
     salt: str | None = None  # requests of different salts share no cached prefix
-    num_unforked: int = 0  # choices that begin with the first token
     host_blocks: list[int] | None = None  # where its cached tokens are while it is swapped out
     was_preempted: bool = False
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.arrival, self.index)
+    def __lt__(self, other: "Request") -> bool:
+        """First come, first served."""
+        return (self.arrival, self.index) < (other.arrival, other.index)
 
     @property
     def num_generated(self) -> int:
@@ -144,9 +142,9 @@ class Request:
         """Tokens whose keys and values are not cached yet: 1 in decode, more in prefill or after a preemption."""
         return len(self.tokens) - self.num_computed
 
-    def fork(self, index: int, seed: int) -> Request:
+    def fork(self, index: int, seed: int) -> "Request":
         """Another choice, with the same tokens so far; the scheduler gives it its blocks."""
         return replace(
             self, seed=seed, tokens=list(self.tokens), completion=self.output.outputs[index], num_computed=0, row=None,
-            index=index, children=[], text=copy(self.text), host_blocks=None, num_unforked=0,
+            index=index, children=[], text=copy(self.text), host_blocks=None,
         )  # fmt: skip

@@ -1,7 +1,5 @@
 """Rotary position embeddings: what a config says of them, and the table of cosines and sines that the ops read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -47,59 +45,41 @@ def rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
     missing = [key for key in ROPE_TYPES.get(rope_type, ()) if key not in scaling]
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {', '.join(missing)}")
-    factor = float(scaling.get("factor", 1.0))
+    names = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
     return RopeConfig(
         theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        rotary_dim=int(head_dim * fraction),
+        rotary_dim=config.get("rotary_dim") or int(head_dim * fraction),
         type=rope_type,
-        factor=factor,
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
         original_max_position=int(scaling.get("original_max_position_embeddings") or max_position),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        truncate=scaling.get("truncate", True),
-        attention_factor=_attention_factor(scaling, factor) if rope_type == "yarn" else 1.0,
+        attention_factor=_yarn_attention_factor(scaling) if rope_type == "yarn" else 1.0,
+        **{name: scaling[name] for name in names if scaling.get(name) is not None},
     )
 
 
-def yarn_attention_factor(factor: float, strength: float = 1.0) -> float:
-    return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _attention_factor(scaling: dict, factor: float) -> float:
+def _yarn_attention_factor(scaling: dict) -> float:
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
+    growth = 0.1 * math.log(max(1.0, scaling["factor"]))
     above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if above and below:
-        return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
-    return yarn_attention_factor(factor)
+    return (above * growth + 1.0) / (below * growth + 1.0) if above and below else growth + 1.0
 
 
 def rope_inv_freq(rope: RopeConfig, factors: torch.Tensor | None = None) -> torch.Tensor:
-    """[rotary_dim / 2] float32 angles per position; `factors` are the divisors that a GGUF file may carry."""
+    """[rotary_dim / 2] float32 angles per position; `factors` are the divisors that a GGUF file may carry.
+
+    Frequencies that are kept (1) stay, others (0) are divided by the factor, those between are blended.
+    """
     steps = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
     inv_freq = 1.0 / (rope.theta**steps)
-    if rope.type == "linear":
-        return inv_freq / rope.factor
     if rope.type == "factors":
         return inv_freq / factors.float()
-    if rope.type == "llama3":
-        return _blend(inv_freq, rope.factor, _llama3_kept(inv_freq, rope))
-    if rope.type == "yarn":
-        return _blend(inv_freq, rope.factor, _yarn_kept(rope))
-    return inv_freq
-
-
-def _blend(inv_freq: torch.Tensor, factor: float, kept: torch.Tensor) -> torch.Tensor:
-    """Frequencies that are kept (1) stay, others (0) are divided by the factor, those between are blended."""
-    return (1 - kept) * inv_freq / factor + kept * inv_freq
-
-
-def _llama3_kept(inv_freq: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """By how often a frequency turns within the original context: short wavelengths stay."""
-    turns = rope.original_max_position * inv_freq / (2 * math.pi)
-    return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    kept = 0 if rope.type == "linear" else 1
+    if rope.type == "llama3":  # by how often a frequency turns within the original context: short wavelengths stay
+        turns = rope.original_max_position * inv_freq / (2 * math.pi)
+        kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    elif rope.type == "yarn":
+        kept = _yarn_kept(rope)
+    return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
 
 
 def _yarn_kept(rope: RopeConfig) -> torch.Tensor:

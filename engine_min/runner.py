@@ -1,16 +1,17 @@
 """Turns the scheduled requests into one forward pass on fixed metadata buffers."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from engine_min.attention import Attention, BatchMetadata
 from engine_min.block_manager import BlockManager
-from engine_min.graphs import StepGraphs, buckets_for
+from engine_min.config import EngineConfig
 from engine_min.request import Request
 from engine_min.sampler import logprobs_of, sample
 
+Step = Callable[[], torch.Tensor]  # reads and writes nothing but fixed buffers, and returns its output, one more
 NO_SLOT = -1
 LOGPROB_ROWS = 64  # of a prompt at a time: logits of a whole prompt would take more memory than its cache
 
@@ -22,23 +23,22 @@ class Runner:
     and no slot (-1). Any other batch runs as it is.
     """
 
-    def __init__(self, model, attention: Attention, blocks: BlockManager, max_num_tokens: int, max_model_len: int,
-                 device: torch.device, eager: bool = False):  # fmt: skip
+    def __init__(self, model, attention: Attention, blocks: BlockManager, config: EngineConfig, max_model_len: int,
+                 device: torch.device):  # fmt: skip
         self.model = model
         self.attention = attention
         self.blocks = blocks
         self.max_model_len = max_model_len
         self.device = device
         max_num_seqs, max_blocks = blocks.tables.shape
-        self._token_ids = _Buffer(max_num_tokens, torch.int64, device)
-        self._positions = _Buffer(max_num_tokens, torch.int64, device)
-        self._slots = _Buffer(max_num_tokens, torch.int64, device)
+        num_tokens = config.max_num_batched_tokens
+        self._token_ids, self._positions, self._slots = (_Buffer(num_tokens, torch.int64, device) for _ in range(3))
         self._seq_lens = _Buffer(max_num_seqs, torch.int32, device)
         self._cu_seqlens = _Buffer(max_num_seqs + 1, torch.int32, device)
         self._block_table = _Buffer((max_num_seqs, max_blocks), torch.int32, device)
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
-        self.graphs: StepGraphs | None = None
-        if not eager:
+        self.graphs = None
+        if not config.enforce_eager:
             self.record()
 
     @torch.inference_mode()
@@ -49,7 +49,7 @@ class Runner:
         self._upload(max_num_seqs, max_num_seqs)
         self.graphs = StepGraphs(self._recorded_step, buckets_for(max_num_seqs), self.device)
 
-    def _recorded_step(self, size: int):
+    def _recorded_step(self, size: int) -> Step:
         """Whatever changes from step to step is in the buffers; lengths and table widths are upper bounds."""
         batch = self._batch(size, size, self._block_table.device.size(1), None, 1, self.max_model_len)
         token_ids = self._token_ids.device[:size]
@@ -62,14 +62,9 @@ class Runner:
 
     def _batch(self, num_tokens: int, num_seqs: int, width: int, cu_seqlens, max_q: int, max_k: int) -> BatchMetadata:
         return BatchMetadata(
-            positions=self._positions.device[:num_tokens],
-            slot_mapping=self._slots.device[:num_tokens],
-            block_table=self._block_table.device[:num_seqs, :width],
-            seq_lens=self._seq_lens.device[:num_seqs],
-            cu_seqlens_q=cu_seqlens,
-            max_seqlen_q=max_q,
-            max_seqlen_k=max_k,
-        )
+            self._positions.device[:num_tokens], self._slots.device[:num_tokens],
+            self._block_table.device[:num_seqs, :width], self._seq_lens.device[:num_seqs], cu_seqlens, max_q, max_k,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def step(self, requests: list[Request]) -> list[tuple[Request, int | None]]:
@@ -187,3 +182,56 @@ class _Buffer:
     def upload(self, count: int) -> None:
         if self._source is not None:
             self.device[:count].copy_(self._source[:count], non_blocking=True)
+
+
+def buckets_for(max_num_seqs: int) -> list[int]:
+    """Batch sizes to record: few enough to record at start, near enough that little is padded. The last is the largest
+    batch there can be."""
+    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+class StepGraphs:
+    """`record(size)` gives the step for a batch of that size.
+
+    On CUDA each step runs once, so that everything is loaded and allocated, and is then captured in a graph. Elsewhere
+    the replay is the step itself, on the same buffers: what a graph would see, it sees.
+    """
+
+    def __init__(self, record: Callable[[int], Step], sizes: list[int], device: torch.device):
+        self.sizes = sizes
+        self.replays = dict.fromkeys(sizes, 0)  # how often each was replayed
+        self._steps: dict[int, Step] = {}
+        pool = None
+        for size in reversed(sizes):  # the largest first: the others fit into its memory
+            step = record(size)
+            if device.type == "cuda":
+                step, pool = _capture(step, pool)
+            self._steps[size] = step
+
+    def size_for(self, num_seqs: int) -> int:
+        return next(size for size in self.sizes if size >= num_seqs)
+
+    def replay(self, size: int) -> torch.Tensor:
+        self.replays[size] += 1
+        return self._steps[size]()
+
+
+def _capture(step: Step, pool) -> tuple[Step, object]:
+    """The graphs share a pool of memory, so an output is good until the next replay of any of them: whoever replays
+    reads it before, as a step does that draws tokens from it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Errors of this thread only: those that watch NCCL, or serve requests, may ask CUDA what they like meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        output = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return output
+
+    return replay, graph.pool()

@@ -1,6 +1,6 @@
 """From logits to tokens: penalties, biases, masks, then greedy or seeded with temperature, top-k, top-p and min-p."""
 
-from __future__ import annotations
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -11,19 +11,12 @@ from engine_min.request import Request
 NUM_CANDIDATES = (512, 8192)  # sorted of each filtered row; where they are not enough, the next; at last the row
 _CHUNK = 128
 _BEST_CHUNK = 1024
-_MASK = (1 << 64) - 1
 
 
-def _mix(*words: int) -> int:
-    """64 bits from the words (splitmix64, a round for each). The first is mixed by itself before the next is added, or
-    seed 1, position 2 would be seed 2, position 1."""
-    state = 0
-    for word in words:
-        state = (state + word + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state
+def _hash(seed: int, number: int, use: bytes) -> int:
+    """64 bits from the lower 64 of the seed, a number, and what they are for."""
+    packed = (number << 64 | seed % 2**64).to_bytes(16, "little")
+    return int.from_bytes(blake2b(packed, digest_size=8, person=use).digest(), "little")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -31,12 +24,12 @@ def uniform(seed: int, position: int) -> float:
 
     So neither preemption nor the rest of the batch can change what a request draws.
     """
-    return (_mix(seed & _MASK, position) >> 11) / (1 << 53)
+    return (_hash(seed, position, b"token") >> 11) / (1 << 53)
 
 
 def choice_seed(seed: int, index: int) -> int:
     """The seed of one of a request's choices: the first has the request's own."""
-    return seed if index == 0 else _mix(seed & _MASK, index, 0x63686F696365)
+    return seed if index == 0 else _hash(seed, index, b"choice")
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
@@ -97,30 +90,22 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _adjust(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """The logits with penalties, biases and masks applied: a copy if there are any, since the buffer is the model's."""
-    rows = [i for i, r in enumerate(requests) if r.params.may_change_logits and _is_adjusted(r)]
-    if not rows:
+    rows = [(i, request) for i, request in enumerate(requests) if request.params.may_change_logits]
+    penalised = [i for i, request in rows if request.params.penalised]
+    biases = [(i, token, bias) for i, request in rows for token, bias in (request.params.logit_bias or {}).items()]
+    below = [(i, request) for i, request in rows if request.num_generated < request.params.min_tokens]
+    masked = [(i, token) for i, request in below for token in request.stop_ids]
+    if not (penalised or biases or masked):
         return logits
     logits = logits.to(torch.float32, copy=True)
-    penalised = [i for i in rows if requests[i].params.penalised]
     if penalised:
         _penalise(logits, penalised, [requests[i] for i in penalised])
-    biases = [(i, token, bias) for i in rows for token, bias in (requests[i].params.logit_bias or {}).items()]
     if biases:
         at_row, at_token, values = zip(*biases, strict=True)
-        logits[list(at_row), list(at_token)] += torch.tensor(values, device=logits.device)
-    masked = [(i, token) for i in rows if _below_minimum(requests[i]) for token in requests[i].stop_ids]
+        logits[at_row, at_token] += torch.tensor(values, device=logits.device)
     if masked:
-        at_row, at_token = zip(*masked, strict=True)
-        logits[list(at_row), list(at_token)] = -torch.inf
+        logits[tuple(zip(*masked, strict=True))] = -torch.inf
     return logits
-
-
-def _below_minimum(request: Request) -> bool:
-    return request.num_generated < request.params.min_tokens
-
-
-def _is_adjusted(request: Request) -> bool:
-    return request.params.penalised or bool(request.params.logit_bias) or _below_minimum(request)
 
 
 def _penalise(logits: torch.Tensor, rows: list[int], requests: list[Request]) -> None:

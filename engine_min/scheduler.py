@@ -1,14 +1,9 @@
 """What runs in the next step. One step is one forward pass over a mixed batch of decodes and prefill chunks."""
 
-from __future__ import annotations
-
 from bisect import insort
-from operator import attrgetter
 
 from engine_min.block_manager import BlockManager
 from engine_min.request import Request
-
-_order = attrgetter("order")
 
 
 class Scheduler:
@@ -29,7 +24,7 @@ class Scheduler:
         self.prompt_tokens = self.cached_tokens = 0  # of all requests admitted, and those found in the prefix cache
 
     def add(self, request: Request) -> None:
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request)
 
     def schedule(self) -> list[Request]:
         """Who runs, each with its `num_scheduled`: decodes first, then unfinished prefills, then new requests, until
@@ -76,14 +71,17 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         request.host_blocks = self.blocks.swap_out(request.row) if request.num_computed else None
-        self.running.remove(request)
         if request.host_blocks is None:
             request.num_computed = 0
-        self.blocks.close_row(request.row)
-        request.row = None
+        self._stop(request)
         request.was_preempted = True
         self.add(request)
         self.num_preemptions += 1
+
+    def _stop(self, request: Request) -> None:
+        self.blocks.close_row(request.row)
+        self.running.remove(request)
+        request.row = None
 
     def _admit(self, batch: list[Request], budget: int) -> None:
         blocks = self.blocks
@@ -103,7 +101,7 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             request.row = blocks.open_row(found)
-            insort(self.running, request, key=_order)
+            insort(self.running, request)
             if request.host_blocks is not None:
                 blocks.swap_in(request.row, request.host_blocks)
                 request.host_blocks = None
@@ -121,7 +119,7 @@ class Scheduler:
         if request.row is not None and len(self.running) < self.max_num_seqs:
             child.row = self.blocks.fork_row(request.row, request.num_computed)
             child.num_computed = request.num_computed
-            insort(self.running, child, key=_order)
+            insort(self.running, child)
         else:
             child.was_preempted = True
             self.add(child)
@@ -129,21 +127,14 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it is, and returns its blocks."""
         if request.row is not None:
-            self.running.remove(request)
-            self.blocks.close_row(request.row)
-            request.row = None
+            self._stop(request)
         else:
             self.waiting.remove(request)
         if request.host_blocks is not None:
             self.blocks.drop_host(request.host_blocks)
             request.host_blocks = None
 
-    @property
-    def num_swapped(self) -> int:
-        return sum(request.host_blocks is not None for request in self.waiting)
-
     def check_integrity(self) -> None:
-        host = [block for request in self.waiting for block in request.host_blocks or ()]
-        self.blocks.check_integrity(host)
-        if any(request.row is None for request in self.running) or any(r.row is not None for r in self.waiting):
-            raise AssertionError("rows belong to running requests, and to no others")
+        self.blocks.check_integrity([block for request in self.waiting for block in request.host_blocks or ()])
+        is_in_place = [r.row is not None for r in self.running] + [r.row is None for r in self.waiting]
+        assert all(is_in_place), "rows belong to running requests, and to no others"

@@ -1,19 +1,16 @@
-"""Text to ids and back, the chat template, and text that streams without broken characters."""
+"""Text to ids, the chat template, and the text of ids as they arrive."""
 
-from __future__ import annotations
-
+import codecs
 import json
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from engine_min.request import SamplingParams
+
+_SPACE = "\u2581"  # SentencePiece's
 
 
 def _byte_of() -> dict[str, int]:
@@ -24,8 +21,6 @@ def _byte_of() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of()
-_SPACE = "\u2581"  # SentencePiece's
-_CONTROL_TOKEN, _USER_TOKEN = 3, 4  # tokenizer.ggml.token_type
 
 
 class Tokenizer:
@@ -35,16 +30,18 @@ class Tokenizer:
         self.bos_token = bos
         self.eos_token = eos
         self.chat_template = chat_template
-        self._bos_ids = [backend.token_to_id(bos)] if prepend_bos else []
-        self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._prepend_bos = prepend_bos  # which the backend does not do by itself
+        self.special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens` adds what the model's own tokenizer adds, a beginning token for most; a text that begins
         with one, as a chat template writes it, gets no second."""
         ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self._bos_ids + ids if add_special_tokens else ids
-        twice = self.bos_token is not None and ids[:2] == [self.backend.token_to_id(self.bos_token)] * 2
-        return ids[1:] if add_special_tokens and twice else ids
+        if not add_special_tokens or self.bos_token is None:
+            return ids
+        bos = self.backend.token_to_id(self.bos_token)
+        ids = [bos] * self._prepend_bos + ids
+        return ids[1:] if ids[:2] == [bos, bos] else ids
 
     @cached_property
     def pieces(self) -> dict[int, str | bytes]:
@@ -62,7 +59,7 @@ class Tokenizer:
                 pieces[i] = piece.decode()
             except UnicodeDecodeError:
                 pieces[i] = piece
-        return {i: piece for i, piece in pieces.items() if i not in self._special_ids}
+        return {i: piece for i, piece in pieces.items() if i not in self.special_ids}
 
     @cached_property
     def drops_first_space(self) -> bool:
@@ -73,16 +70,6 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=True)
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The token by itself, also where that is only a part of a character."""
-        if token_id in self._special_ids:
-            return self.backend.id_to_token(token_id).encode()
-        piece = self.pieces.get(token_id, b"")
-        return piece.encode() if isinstance(piece, str) else piece
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation. The template writes every special token itself, so none is added."""
@@ -105,64 +92,73 @@ def _raise_exception(message: str) -> None:
     raise ValueError(message)
 
 
-def load_tokenizer(model: str, gguf_metadata: dict | None) -> Tokenizer:
-    return _from_gguf(gguf_metadata) if gguf_metadata is not None else _from_hf(Path(model).expanduser())
-
-
-def _from_hf(path: Path) -> Tokenizer:
+def tokenizer_from_hf(path: Path) -> Tokenizer:
     config_path, template_path = path / "tokenizer_config.json", path / "chat_template.jinja"
     config = json.loads(config_path.read_text()) if config_path.exists() else {}
     template = template_path.read_text() if template_path.exists() else config.get("chat_template")
     if isinstance(template, list):  # several named ones
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-
-    def token(key: str) -> str | None:
-        value = config.get(key)
-        return value["content"] if isinstance(value, dict) else value
-
+    names = [config.get("bos_token"), config.get("eos_token")]
+    bos, eos = (name["content"] if isinstance(name, dict) else name for name in names)
     backend = BackendTokenizer.from_file(str(path / "tokenizer.json"))
     backend.no_truncation()
     backend.no_padding()
-    return Tokenizer(backend, template, token("bos_token"), token("eos_token"))
+    return Tokenizer(backend, template, bos, eos)
 
 
-def _from_gguf(metadata: dict) -> Tokenizer:
-    """GPT-2 style byte level BPE from the vocabulary and merges in the file."""
-    kind, split = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise ValueError(f"GGUF tokenizer {kind!r} is not supported, expected 'gpt2' (byte level BPE)")
-    tokens = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    # Llama 3 takes a whole word that is a token as it is, without merging its way there.
-    backend = BackendTokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split == "llama-bpe"))
-    backend.pre_tokenizer = _pre_tokenizer(split)
-    backend.decoder = decoders.ByteLevel()
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    added = [i for i, token_type in enumerate(types) if token_type in (_CONTROL_TOKEN, _USER_TOKEN)]
-    backend.add_special_tokens([_added(tokens[i], True) for i in added if types[i] == _CONTROL_TOKEN])
-    backend.add_tokens([_added(tokens[i], False) for i in added if types[i] == _USER_TOKEN])
+class OutputText:
+    """The text of one choice as its tokens arrive, and when it ends.
 
-    def token(key: str) -> str | None:
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        return None if token_id is None else tokens[token_id]
+    Held back are the bytes of a character that is not complete, and text that may turn out to be the start of a stop
+    text, so that none of it is ever given out. Everything in it is immutable: a fork is a copy."""
 
-    prepend_bos = metadata.get("tokenizer.ggml.add_bos_token", split == "llama-bpe")
-    return Tokenizer(backend, metadata.get("tokenizer.chat_template"), token("bos"), token("eos"), prepend_bos)
+    __slots__ = ("_params", "_stops", "_stop_ids", "_num_tokens", "_plain_below", "_held",
+                 "_pieces", "_drops_space", "_is_plain", "_bytes")  # fmt: skip
 
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
+        self._params = params
+        self._stops = params.stops
+        self._stop_ids = stop_ids
+        self._num_tokens = 0
+        self._plain_below = 0 if params.stops else params.max_tokens  # up to there only a stop id can end it
+        self._held = ""
+        self._pieces = tokenizer.pieces
+        self._drops_space = tokenizer.drops_first_space
+        self._is_plain = not self._drops_space  # no bytes are held, and this is not the start
+        self._bytes = b""
 
-def _added(content: str, special: bool) -> AddedToken:
-    return AddedToken(content, special=special, normalized=False)
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """The text that the token sets free, and the reason if it is the last one: "stop" or "length"."""
+        self._num_tokens += 1
+        is_stop_id = token_id in self._stop_ids
+        if self._num_tokens < self._plain_below and not is_stop_id:
+            piece = self._pieces.get(token_id, "")
+            return piece if self._is_plain and type(piece) is str else self._decode(piece), None
+        may_stop = self._num_tokens > self._params.min_tokens
+        is_stop = may_stop and is_stop_id
+        if not is_stop:
+            self._held += self._decode(self._pieces.get(token_id, ""))
+        is_last = is_stop or self._num_tokens == self._params.max_tokens
+        if is_last:
+            self._held += self._bytes.decode("utf-8", "replace")
+        found = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None) if may_stop else None
+        if found is not None or is_last:
+            return self._held[:found], "stop" if is_stop or found is not None else "length"
+        count = len(self._held) - (self._num_waiting() if may_stop else 0)
+        text, self._held = self._held[:count], self._held[count:]
+        return text, None
 
+    def _decode(self, piece: str | bytes) -> str:
+        data = self._bytes + (piece.encode() if isinstance(piece, str) else piece)
+        if self._drops_space and data:
+            self._drops_space, data = False, data.removeprefix(b" ")
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._bytes = data[used:]
+        self._is_plain = not self._bytes and not self._drops_space
+        return text
 
-def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
-    """How text is cut into words before the merges; GGUF names the rule after the first model that had it."""
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if split in ("default", "gpt-2"):
-        return byte_level
-    if split == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if split == "llama-bpe":
-        words = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated")
-        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raise ValueError(f"GGUF pre-tokenizer {split!r} is not supported, expected default, gpt-2, smollm or llama-bpe")
+    def _num_waiting(self) -> int:
+        """Length of the longest end of the held text that begins a stop text."""
+        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+        starts = (n for n in range(longest, 0, -1) if any(stop.startswith(self._held[-n:]) for stop in self._stops))
+        return next(starts, 0)

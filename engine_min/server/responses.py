@@ -94,8 +94,7 @@ class _Logprobs:
     """The logprobs of one choice, in the form of chats or of completions, piece by piece."""
 
     def __init__(self, tokenizer: Tokenizer, job: Job):
-        self._bytes_of = tokenizer.token_bytes
-        self._is_special = tokenizer.is_special
+        self._tokenizer = tokenizer
         self._count = job.top_logprobs
         self._of = self._chat if job.is_chat else self._completion
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -114,6 +113,9 @@ class _Logprobs:
             for token, logprobs in zip(update.token_ids, update.logprobs, strict=True)
         ]
         return self._of(entries)
+
+    def _bytes_of(self, token: int) -> bytes:
+        return token_bytes(self._tokenizer, token)
 
     def _top(self, logprobs: dict[int, float]) -> list[tuple[int, float]]:
         return sorted(logprobs.items(), key=lambda entry: -entry[1])[: self._count]
@@ -135,7 +137,7 @@ class _Logprobs:
         offsets = []
         for token, _ in entries:
             offsets.append(self._offset)
-            if not self._is_special(token):
+            if token not in self._tokenizer.special_ids:
                 self._offset += len(self._decoder.decode(self._bytes_of(token)))
         tops = [
             logprobs and {_as_text(self._bytes_of(other)): max(v, _LOWEST) for other, v in self._top(logprobs)}
@@ -147,6 +149,14 @@ class _Logprobs:
             "top_logprobs": tops if self._count else None,
             "text_offset": offsets,
         }
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The token by itself, also where that is only a part of a character."""
+    if token_id in tokenizer.special_ids:
+        return tokenizer.backend.id_to_token(token_id).encode()
+    piece = tokenizer.pieces.get(token_id, b"")
+    return piece.encode() if isinstance(piece, str) else piece
 
 
 def _as_text(raw: bytes) -> str:

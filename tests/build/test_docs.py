@@ -13,7 +13,7 @@ import torch
 import pagedkern  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ["README.md", "CONTRIBUTING.md", "csrc/README.md"]
+DOCS = ["README.md", "CONTRIBUTING.md", "csrc/README.md", "engine_min/README.md"]
 SWITCH = re.compile(r"\bPAGEDKERN_[A-Z_]+\b")
 SOURCE_FOLDERS = ("csrc", "pagedkern", "engine_min", "triton_kernels")
 # `<op>/...` and a pattern stand for many; what the build writes is not in the tree.
@@ -76,6 +76,15 @@ def test_every_op_named_in_the_readme_is_registered_and_the_other_way_round():
     registered = {s.name.split("::")[1] for s in schemas if s.name.startswith("pagedkern::")}
     public = {n for n in registered if not n.startswith("_") and not n.endswith("_workspace_size")}
     assert named == public
+
+
+def test_the_engines_map_is_complete_and_its_size_true():
+    text = (ROOT / "engine_min/README.md").read_text()
+    files = {path.name: path for path in (ROOT / "engine_min").glob("*.py") if path.name != "__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", text)) == set(files)
+    named = int(re.search(r"([\d,]+) lines", text).group(1).replace(",", ""))
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "engine_min").glob("*.py"))
+    assert abs(named - lines) <= 50, lines
 
 
 def environment_switches():

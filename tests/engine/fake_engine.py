@@ -5,9 +5,8 @@ import itertools
 import random
 
 from engine_min import SamplingParams
-from engine_min.block_manager import BlockManager
-from engine_min.core import EngineCore
-from engine_min.prefix_cache import Key
+from engine_min.block_manager import BlockManager, Key
+from engine_min.engine import EngineCore
 from engine_min.request import CompletionOutput, Request, RequestOutput
 from engine_min.scheduler import Scheduler
 
@@ -124,7 +123,7 @@ class FakeEngine(EngineCore):
         output = RequestOutput(name, list(tokens), [CompletionOutput() for _ in range(params.n)])
         request = Request(
             name, list(tokens), params, seed, frozenset(), output, list(tokens), output.outputs[0],
-            text=FakeText(params), salt=salt, arrival=next(self.numbers), num_unforked=params.n - 1,
+            text=FakeText(params), salt=salt, arrival=next(self.numbers),
         )  # fmt: skip
         self.outputs[name] = output
         self.add(request)

@@ -3,8 +3,7 @@
 import pytest
 from fake_engine import FakeCache, FakeEngine, KeyOfOneHash
 
-from engine_min.block_manager import BlockManager
-from engine_min.prefix_cache import PrefixCache
+from engine_min.block_manager import BlockManager, PrefixCache
 
 
 def last_blocks(engine, name="a"):
@@ -211,7 +210,7 @@ def test_the_least_recently_used_goes_first_and_prefixes_last():
 
 def test_colliding_hashes_share_nothing(monkeypatch):
     """Field case 38."""
-    monkeypatch.setattr("engine_min.prefix_cache.Key", KeyOfOneHash)
+    monkeypatch.setattr("engine_min.block_manager.Key", KeyOfOneHash)
     engine = FakeEngine(block_size=2)
     cached = {}
     for name, prompt in (("a", [1, 2, 3, 4]), ("b", [3, 4, 1, 2]), ("c", [1, 2, 1, 2]), ("d", [1, 2, 3, 4])):

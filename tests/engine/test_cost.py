@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_min.batching import Job, example_jobs, percentile, run_continuous, run_static, trace_jobs
+from engine_min.bench.batching import Job, example_jobs, percentile, run_continuous, run_static, trace_jobs
 from engine_min.cli import main
 from engine_min.config import DTYPES
 from engine_min.memory import kv_shape

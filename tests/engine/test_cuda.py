@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_min import SamplingParams
-from engine_min.graphs import StepGraphs
+from engine_min.runner import StepGraphs
 from pagedkern.testing.backends import hopper
 
 pytestmark = pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")

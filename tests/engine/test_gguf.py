@@ -12,7 +12,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize
 
 from engine_min import SamplingParams
-from engine_min.gguf_file import GGUFFile, dequantize
+from engine_min.gguf_file import GGUFCheckpoint, dequantize
 from engine_min.loader import open_checkpoint
 from engine_min.quantized import QuantizedLinear, is_fast
 
@@ -199,4 +199,4 @@ def test_other_files_are_refused(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(ValueError, match="is not a GGUF file"):
-        GGUFFile(path)
+        GGUFCheckpoint(path)

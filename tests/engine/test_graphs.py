@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_min import SamplingParams
-from engine_min.graphs import StepGraphs, buckets_for
+from engine_min.runner import StepGraphs, buckets_for
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 

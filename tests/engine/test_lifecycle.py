@@ -7,7 +7,7 @@ import torch
 from fake_engine import FakeEngine, random_prompt
 
 from engine_min import SamplingParams, StepError
-from engine_min.batching import LONGEST, trace_jobs
+from engine_min.bench.batching import LONGEST, trace_jobs
 
 
 @pytest.mark.parametrize("host", [0, 40])

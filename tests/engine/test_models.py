@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_min import SamplingParams
 from engine_min.config import model_config_from_hf
-from engine_min.layers import rms_norm
+from engine_min.llama import rms_norm
 from engine_min.rope import RopeConfig, rope_inv_freq
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -6,8 +6,7 @@ from checkpoints import EOS, byte_tokenizer, token_ids_of
 from scripted import one_hot, script_logits
 
 from engine_min import SamplingParams
-from engine_min.output_text import OutputText
-from engine_min.tokenizer import Tokenizer
+from engine_min.tokenizer import OutputText, Tokenizer
 
 
 def run(text, tokens=None, **params):

@@ -116,7 +116,7 @@ class Driver:
 @pytest.mark.parametrize("seed", range(NUM_ENGINES))
 def test_random_steps(seed, monkeypatch):
     if seed % 5 == 4:  # field case 38, all the way: a hash that says nothing
-        monkeypatch.setattr("engine_min.prefix_cache.Key", KeyOfOneHash)
+        monkeypatch.setattr("engine_min.block_manager.Key", KeyOfOneHash)
     driver = Driver(seed)
     for _ in range(STEPS):
         driver.act()

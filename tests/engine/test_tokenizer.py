@@ -9,14 +9,14 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
 from engine_min import SamplingParams
-from engine_min.gguf_file import GGUFFile
-from engine_min.output_text import OutputText
-from engine_min.tokenizer import Tokenizer, load_tokenizer
+from engine_min.loader import open_checkpoint
+from engine_min.server.responses import token_bytes
+from engine_min.tokenizer import OutputText, Tokenizer
 
 
 @pytest.fixture(scope="module")
 def smollm(demo_gguf):
-    return load_tokenizer(demo_gguf, GGUFFile(demo_gguf).metadata)
+    return open_checkpoint(demo_gguf).tokenizer()
 
 
 def test_words_digits_and_special_tokens(smollm):
@@ -114,8 +114,8 @@ def test_bytes_of_tokens():
     """Field case 52: also those that are a part of a character."""
     tokenizer = Tokenizer(byte_tokenizer(), None, "<s>", "</s>")
     for text in ("a🙂世ď", " \n"):
-        assert b"".join(map(tokenizer.token_bytes, token_ids_of(text))) == text.encode()
-    assert (tokenizer.token_bytes(256), tokenizer.token_bytes(9999)) == (b"<s>", b"")
+        assert b"".join(token_bytes(tokenizer, token) for token in token_ids_of(text)) == text.encode()
+    assert (token_bytes(tokenizer, 256), token_bytes(tokenizer, 9999)) == (b"<s>", b"")
 
 
 def test_bytes_of_sentencepiece_tokens():
@@ -125,7 +125,7 @@ def test_bytes_of_sentencepiece_tokens():
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer = Tokenizer(backend, None, None, None)
-    assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"\xe4", b" a", "ď".encode()]
+    assert [token_bytes(tokenizer, token) for token in (1, 2, 3)] == [b"\xe4", b" a", "ď".encode()]
     stream = TextDecoder(tokenizer)
     assert [stream.push(token) for token in (2, 2, 1, 3)] == ["a", " a", "", "\ufffdď"]
 

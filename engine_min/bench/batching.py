@@ -5,11 +5,11 @@ padding that is computed, and every slot reserves the cache of the longest. Cont
 request in the step after it was left, and a block of cache to whom it serves.
 """
 
-from __future__ import annotations
-
+import argparse
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_min.engine import LLM
@@ -18,6 +18,27 @@ from engine_min.request import RequestOutput, SamplingParams
 EXAMPLE = (50, 120, 240, 1024)  # tokens of four requests that start together
 LONGEST = 768  # tokens of prompt and answer in the trace
 COLUMNS = ("tokens", "seconds", "tokens/s", "steps", "bubbles", "KV waste", "first p50", "p50 s", "p90 s", "p99 s")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(max_num_seqs=16)
+    parser.add_argument("--requests", type=int, default=200, help="of the trace")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="most tokens of prompt and answer in the trace")
+    parser.add_argument("--skip-example", action="store_true", help="the trace only")
+    parser.add_argument("--plot", help="a PNG to write (needs matplotlib)")
+
+
+def command(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
+    llm = load(args, enable_prefix_caching=False)  # or the second run would find the prompts of the first
+    vocab = llm.model_config.vocab_size
+    jobs = {} if args.skip_example else {"four requests": example_jobs(vocab)}
+    jobs[f"{args.requests} requests"] = trace_jobs(vocab, args.requests, args.longest)
+    results = {}
+    for title, some in jobs.items():
+        results[title] = compare(llm, some)
+        print(table(title, results[title]) + "\n", flush=True)
+    if args.plot:
+        plot(results, args.plot)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""`pagedkern-engine bench`."""
