@@ -27,6 +27,14 @@ bool shape_matches(const Arg& arg, std::initializer_list<Dim> expected) {
   return true;
 }
 
+// A tensor over foreign memory (torch.frombuffer, from_blob) may start between two elements, which no kernel can read.
+void check_start(const char* op, const Arg& arg) {
+  if (arg.numel > 0 && reinterpret_cast<uintptr_t>(arg.data) % arg.itemsize != 0) {
+    fail(op, arg.label(), text("start at a multiple of its element size (", arg.itemsize, " bytes)"),
+         text("address ", static_cast<const void*>(arg.data)));
+  }
+}
+
 }  // namespace
 
 void fail(const char* op, const std::string& argument, const std::string& rule, const std::string& got) {
@@ -39,12 +47,14 @@ void check_shape(const char* op, const Arg& arg, std::initializer_list<Dim> expe
 
 void check_kind(const char* op, const Arg& arg, Kinds allowed) {
   if (!arg.is(allowed)) fail(op, arg.label(), "be " + kind_names(allowed), arg.dtype_name());
+  check_start(op, arg);
 }
 
 void check_same_kind(const char* op, const Arg& arg, const Arg& other) {
   if (arg.scalar_type != other.scalar_type) {
     fail(op, arg.label(), text("have the dtype of ", other.label(), " (", other.dtype_name(), ")"), arg.dtype_name());
   }
+  check_start(op, arg);
 }
 
 void check_same_device(const char* op, const Arg& arg, const Arg& other) {
@@ -76,6 +86,7 @@ void check_compute_kind(const char* op, const Arg& arg, const Backend& backend) 
   if (!arg.is(allowed)) {
     fail(op, arg.label(), text("be ", kind_names(allowed), " on ", backend.name), arg.dtype_name());
   }
+  check_start(op, arg);
 }
 
 void check_head_dim(const char* op, const Arg& arg, int64_t head_dim) {

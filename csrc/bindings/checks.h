@@ -31,6 +31,7 @@ struct Dim {
 };
 
 void check_shape(const char* op, const Arg& arg, std::initializer_list<Dim> expected);
+// Those of dtypes also ask for an address that the dtype allows.
 void check_kind(const char* op, const Arg& arg, Kinds allowed);
 void check_same_kind(const char* op, const Arg& arg, const Arg& other);
 void check_same_device(const char* op, const Arg& arg, const Arg& other);

@@ -306,6 +306,34 @@ def test_none_for_a_tensor(op, backend):
             backend.op(op)(**MAKERS[op]() | {name: None})
 
 
+def at_an_odd_address(tensor):
+    buffer = bytearray(tensor.nbytes + 2)
+    odd = 1 - torch.frombuffer(buffer, dtype=torch.uint8).data_ptr() % 2
+    moved = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=odd).view(tensor.shape)
+    assert moved.data_ptr() % 2 == 1
+    return moved.copy_(tensor)
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_a_tensor_that_starts_between_two_elements(op, backend):
+    """No kernel can read it; on a GPU it would be the end of the process's context."""
+    plain = MAKERS[op]()
+    for name, value in plain.items():
+        several = isinstance(value, list)
+        tensor = value[1] if several else value
+        if not isinstance(tensor, torch.Tensor) or tensor.itemsize == 1:
+            continue
+        args = MAKERS[op]()
+        args[name] = [value[0], at_an_odd_address(tensor)] if several else at_an_odd_address(tensor)
+        before = op_args.memory(args)
+        label = re.escape(f"{name}[1]" if several else name)
+        rule = rf"^{op}: {label} must start at a multiple of its element size \({tensor.itemsize} bytes\), got address "
+        with pytest.raises(RuntimeError, match=rule):
+            backend.op(op)(**args)
+        for old, new in zip(before, op_args.memory(args), strict=True):
+            assert torch.equal(old, new), "something was written"
+
+
 @pytest.mark.ops("paged_attention")
 @pytest.mark.parametrize("num_splits", [0, 1, 4])
 def test_a_workspace_one_byte_short(num_splits, backend):
