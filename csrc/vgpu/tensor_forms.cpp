@@ -128,14 +128,21 @@ void run_stmatrix(Warp& warp, const Inst& inst, u32 mask) {
   const bool trans = inst.imm & kTrans;
   const i32* refs = pool_of(warp, inst);
   u8* pointers[kLanes];
+  SameValue same;
+  warp.same_value = &same;
   matrix_rows(warp, inst, count, Access::kWrite, pointers);
+  warp.same_value = nullptr;
+  MatrixRows rows[4];
   for (int k = 0; k < count; ++k) {
     LaneWords in;
     std::memcpy(in.data(), warp.lanes<u32>(refs[kAddressWords + k]), sizeof in);
-    MatrixRows rows;
-    lanes_to_matrix(in, trans, rows);
-    for (int r = 0; r < 8; ++r) std::memcpy(pointers[8 * k + r], rows[size_t(r)].data(), 16);
+    lanes_to_matrix(in, trans, rows[k]);
   }
+  for (u32 m = same.lanes; m; m &= m - 1) {
+    const auto lane = size_t(std::countr_zero(m));
+    if (std::memcmp(pointers[lane], rows[lane / 8][lane % 8].data(), 16)) warp.fault("race", same.conflict, 1u << lane);
+  }
+  for (size_t row = 0; row < size_t(8 * count); ++row) std::memcpy(pointers[row], rows[row / 8][row % 8].data(), 16);
 }
 
 void decode_matrix(DecodeContext& ctx, const Form& entry) {

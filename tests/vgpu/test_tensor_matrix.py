@@ -135,6 +135,22 @@ def test_row_nothing_wrote():
     assert caught.value.kind == "uninitialized"
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_two_warps_write_one_matrix(same):
+    """Of equal values no order can be seen; as with plain stores, only different ones are a race."""
+    body = load_params(1) + to_shared(16) + f"  mov.u32 %r30, {'7' if same else '%warpid'};\n"
+    body += "  stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r9], {%r30,%r30};\n"
+    kernel = module(body, params=pointers(1), shared=SHARED)
+    if same:
+        for seed in range(3):
+            with vgpu.session(seed=seed):
+                kernel.launch("k", 1, 64, [np.zeros(1, np.uint32)])
+        return
+    with pytest.raises(vgpu.KernelFault, match="races with a write by .*: no barrier orders them") as caught:
+        kernel.launch("k", 1, 64, [np.zeros(1, np.uint32)])
+    assert caught.value.kind == "race"
+
+
 @pytest.mark.parametrize("synchronised", [True, False])
 def test_race_between_warps(synchronised):
     """Warp 1 reads with ldmatrix what warp 0 writes with stmatrix."""
