@@ -109,13 +109,11 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 def model_config_from_hf(path: Path) -> ModelConfig:
     """Reads config.json, and generation_config.json where there is one (it may name more end tokens)."""
     config = json.loads((path / "config.json").read_text())
-    generation = path / "generation_config.json"
-    more = json.loads(generation.read_text()).get("eos_token_id") if generation.exists() else None
-    return model_config(config | {"eos_token_id": [*_as_list(config.get("eos_token_id")), *_as_list(more)]})
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+    generation_path = path / "generation_config.json"
+    generation = json.loads(generation_path.read_text()) if generation_path.exists() else {}
+    ends = [config.get("eos_token_id"), generation.get("eos_token_id")]
+    tokens = [token for end in ends for token in (end if isinstance(end, list) else [end]) if token is not None]
+    return model_config(config | {"eos_token_id": tokens})
 
 
 def model_config(config: dict) -> ModelConfig:

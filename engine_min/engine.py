@@ -62,7 +62,7 @@ class EngineCore:
             if not batch:
                 return []
             for request in batch:
-                if request.samples and not request.completion.token_ids:  # its other choices begin now, too
+                if not request.completion.token_ids and request.samples:  # its other choices begin now, too
                     others = range(1, len(request.output.outputs))
                     request.children = [request.fork(i, choice_seed(request.seed, i)) for i in others]
             drawn = self.runner.step(batch)
@@ -206,8 +206,7 @@ class LLM(EngineCore):
         self._seeds = torch.Generator().manual_seed(config.seed)
 
     def _load(self, checkpoint: Checkpoint) -> LlamaModel:
-        device = self.backend.device
-        return LlamaModel(checkpoint, self.max_model_len, self.dtype, device, self.parallel)
+        return LlamaModel(checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel)
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
         config, model, device = self.config, self.parallel.local(self.model_config), self.backend.device
@@ -218,10 +217,10 @@ class LLM(EngineCore):
         block_bytes = config.block_size * per_token
         wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
         num_blocks = config.num_blocks or default_num_blocks(config, model, block_bytes, wanted, device)
-        num_blocks = self.parallel.least(num_blocks)
-        num_host_blocks = int(config.swap_space_gib * 2**30) // block_bytes
-        ops = self.backend.ops
-        return KVCache(model, num_blocks, config.block_size, dtype, device, ops, scales, num_host_blocks)
+        return KVCache(
+            model, self.parallel.least(num_blocks), config.block_size, dtype, device, self.backend.ops, scales,
+            num_host_blocks=int(config.swap_space_gib * 2**30) // block_bytes,
+        )  # fmt: skip
 
     def reload_weights(self, model: str | None = None) -> None:
         """Loads the weights again, from another checkpoint of the same model if one is given. Nothing computed with the
