@@ -1,5 +1,6 @@
 """The second launch of paged_attention: partial results of split keys to out and lse."""
 
+import triton
 import triton.language as tl
 
 from .attention_schedule import chunk_of_batch, lengths, partials_before, splits_of, work_of
@@ -8,6 +9,19 @@ from .common import float32_at, kernel, narrow, row_pointers
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 HEADS = tl.constexpr(8)  # query heads of a KV head done together
+
+
+@triton.jit
+def add_sink(b_max, b_sum, p_sink, m_sink):
+    """(what old sums are multiplied by, sum, maximum) with a sink, one more logit without a value. It is compared
+    before the maximum is taken from it: the compiler may fuse its product with the subtraction, which for a large sink
+    leaves more than an exponent can hold."""
+    b_sink = tl.load(p_sink, mask=m_sink, other=float("-inf")) * LOG2E
+    b_top = tl.maximum(b_max, b_sink)
+    guard = tl.where(b_top == float("-inf"), 0.0, b_top)
+    shrink = tl.exp2(b_max - guard)
+    weight = tl.where(b_sink >= guard, 1.0, tl.exp2(b_sink - guard))
+    return shrink, b_sum * shrink + weight, b_top
 
 
 @kernel
@@ -39,9 +53,8 @@ def paged_attention_combine_kernel(
             m_head = i_head < group
             mask = m_head[:, None] & (i_d < head_dim)[None, :]
             head = (kv_head * group + i_head).to(tl.int64)
-            p_sink = float32_at(sinks) + head
-            b_max = tl.load(p_sink, mask=m_head & (sinks != 0), other=float("-inf")) * LOG2E
-            b_sum = tl.where(b_max == float("-inf"), 0.0, 1.0)
+            b_max = tl.full((HEADS,), float("-inf"), tl.float32)
+            b_sum = tl.zeros((HEADS,), tl.float32)
             b_out = tl.zeros((HEADS, BLOCK_D), tl.float32)
             for split in range(0, splits):
                 row = (base + (split * q_len + token) * group + i_head).to(tl.int64) * num_kv_heads + kv_head
@@ -54,7 +67,8 @@ def paged_attention_combine_kernel(
                 b_sum = b_sum * shrink + b_part_sum * weight
                 b_out = b_out * shrink[:, None] + b_part * weight[:, None]
                 b_max = b_new
-            b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
+            shrink, b_sum, b_max = add_sink(b_max, b_sum, float32_at(sinks) + head, m_head & (sinks != 0))
+            b_out = b_out * (shrink / tl.where(b_sum > 0, b_sum, 1.0))[:, None]
             o_token = (first_token + token).to(tl.int64)
             o_out = o_token * out_stride_token + head * out_stride_head
             tl.store(row_pointers(out, o_out, i_d, VECTOR), narrow(b_out, out.dtype.element_ty), mask=mask)

@@ -97,6 +97,6 @@ def into_half_range(b_query):
         return wide, tl.full((b_query.shape[0],), 1.0, tl.float32)
     else:
         exponent = (tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23) & 0xFF
-        shift = tl.where((exponent == 255) | (exponent == 0), 0, tl.minimum(141 - exponent, 126))
+        shift = tl.where(exponent == 255, 0, tl.minimum(141 - exponent, 126))
         up = ((127 + shift) << 23).to(tl.float32, bitcast=True)
         return wide * up[:, None], ((127 - shift) << 23).to(tl.float32, bitcast=True)

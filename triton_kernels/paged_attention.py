@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_combine import paged_attention_combine_kernel
+from .attention_combine import add_sink, paged_attention_combine_kernel
 from .attention_plan import Plan, config_of, fit, partial_bytes, plan
 from .attention_schedule import LARGE, SMALL, chunk_of_batch, find_item, lengths, splits_of, work_of
 from .cache_write import load_scale
@@ -33,6 +33,7 @@ from .fp8 import IS_PLAIN, PLAIN, decode_pairs, format_of, into_half_range, wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+EXACT = tl.constexpr(2.0**20)  # larger scores, to base 2, are too coarse for what is added to them
 UNBOUNDED = 2**30  # a window longer than any sequence
 HEADROOM = tl.constexpr(14.0)  # float16 weights are kept below 2^14, so that small ones stay above its subnormals
 ALIGNMENT = 64  # bytes; a caller's workspace may start anywhere
@@ -53,7 +54,7 @@ def base_of(b_max, HEADROOM: tl.constexpr):
     if HEADROOM == 0.0:
         return b_max
     else:
-        return tl.where(tl.abs(b_max) < 2.0**20, b_max - HEADROOM, b_max)
+        return tl.where(tl.abs(b_max) < EXACT, b_max - HEADROOM, b_max)
 
 
 @triton.jit
@@ -73,15 +74,10 @@ def store_result(
     out, o_out, lse, o_lse, sinks, head, b_out, b_max, b_sum, i_d, m_row, m_out, VECTOR: tl.constexpr
 ):  # fmt: skip
     """Out and lse of rows whose keys were not split; a sink is one more logit without a value."""
-    p_sink = float32_at(sinks) + head
-    b_sink = tl.load(p_sink, mask=m_row & (sinks != 0), other=float("-inf")) * LOG2E
-    b_top = tl.maximum(b_max, b_sink)
-    guard = tl.where(b_top == float("-inf"), 0.0, b_top)
-    shrink = tl.exp2(b_max - guard)
-    total = b_sum * shrink + tl.exp2(b_sink - guard)
+    shrink, total, b_top = add_sink(b_max, b_sum, float32_at(sinks) + head, m_row & (sinks != 0))
     b_out = b_out * (shrink / tl.where(total > 0, total, 1.0))[:, None]
     tl.store(row_pointers(out, o_out, i_d, VECTOR), narrow(b_out, out.dtype.element_ty), mask=m_out)
-    b_lse = tl.where(total > 0, (guard + tl.log2(total)) * LN2, float("-inf"))
+    b_lse = tl.where(total > 0, (b_top + tl.log2(total)) * LN2, float("-inf"))
     tl.store(float32_at(lse) + o_lse, b_lse, mask=m_row & (lse != 0))
 
 
@@ -180,15 +176,21 @@ def attend(
             b_score *= load_scale(k_scale, o_key_scale, m_key)[None, :]
         if EXTRAS:
             if softcap > 0:
-                # tanh by one exponential, of any size without overflow
-                b_score = softcap * (1.0 - 2.0 / (tl.exp2(b_score * (2.0 * LOG2E / softcap)) + 1.0))
+                # tanh by one exponential, of any size without overflow; near 0, where that cancels, by its series
+                b_part = b_score / softcap
+                b_square = b_part * b_part
+                b_far = 1.0 - 2.0 / (tl.exp2(b_part * (2.0 * LOG2E)) + 1.0)
+                b_near = b_part * (1.0 + b_square * (-1.0 / 3.0 + b_square * (2.0 / 15.0)))
+                b_score = softcap * tl.where(tl.abs(b_part) < 0.04, b_near, b_far)
             b_score = b_score * LOG2E + slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
         b_score = tl.where((key[None, :] >= low[:, None]) & (key[None, :] <= high[:, None]), b_score, float("-inf"))
         if TOKEN_SCALES:
-            # b_max follows score + log2(scale), so that scaled weights keep their range at any scale.
+            # b_max follows score + log2(scale), so that scaled weights keep their range at any scale; where scores are
+            # so large that rounding would swallow the scale's part, the score.
             o_value_scale = page * vs_stride_block + offset * vs_stride_token
             by_token = load_scale(v_scale, o_value_scale, m_key)
-            b_top = tl.maximum(b_max, tl.max(b_score + tl.log2(by_token)[None, :], 1))
+            b_scaled = tl.where(tl.abs(b_score) < EXACT, b_score + tl.log2(by_token)[None, :], b_score)
+            b_top = tl.maximum(b_max, tl.max(b_scaled, 1))
         else:
             b_top = tl.maximum(b_max, tl.max(b_score, 1))
         b_base = base_of(b_top, headroom)

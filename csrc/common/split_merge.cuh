@@ -41,8 +41,8 @@ static __device__ __forceinline__ PartPlaces places_of(const SplitParams& p, con
 // Counts an arrival; true for the last of `parts`. A word that does not look like a count is none yet, so that the
 // workspace may hold anything before; the last arrival leaves 0.
 static __device__ __forceinline__ bool arrive_last(uint64_t* counter, int32_t parts) {
-  constexpr uint64_t kMark = 0x9E3779B97F4AULL << 16;
-  constexpr uint64_t kCount = 0xFFFF;
+  constexpr uint64_t kMark = 0x9E3779B978000000ULL;
+  constexpr uint64_t kCount = (1ULL << 27) - 1;  // no unit has more tiles of keys
   auto* word = reinterpret_cast<unsigned long long*>(counter);
   unsigned long long seen = 0;  // the likeliest: nobody was here
   for (;;) {

@@ -128,7 +128,7 @@ PAGEDKERN_HOST_DEVICE SequenceWork sequence_work(const SplitParams& p, int64_t s
   w.first_tile = w.keys.begin / Config::kTileKeys;
   w.tiles = w.keys.end > w.keys.begin ? ceil_div(w.keys.end, Config::kTileKeys) - w.first_tile : 1;
   w.piece_tiles = 1;
-  if (op.num_splits > 0) w.piece_tiles = ceil_div(w.tiles, op.num_splits);
+  if (op.num_splits > 0) w.piece_tiles = ceil_div(w.tiles, op.num_splits < w.tiles ? op.num_splits : w.tiles);
   if (whole_units || (op.num_splits > 0 && w.query_len > kMaxSplitQueryLen)) w.piece_tiles = w.tiles;
   w.pieces = ceil_div(w.tiles, w.piece_tiles);
   w.row_tiles = 1;

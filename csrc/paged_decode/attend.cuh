@@ -34,11 +34,9 @@ static __device__ __forceinline__ void fp8x4_to_f16x4(uint32_t codes, uint32_t& 
 }
 
 // Weights are 2^(score - reference). The reference follows the maximum late, in leaps: sums are rescaled only when a
-// weight would pass 2^kHeadroom, and kMargin keeps small weights above the subnormal numbers of float16.
-constexpr float kMargin = 4.0f;
-constexpr float kHeadroom = 12.0f;
-// Larger scores, to base 2, are so coarse that a margin is lost in their rounding: the reference is then the maximum.
-constexpr float kExactScores = 1048576.0f;
+// weight would pass 2^kHeadroom, float16's last power of two.
+constexpr float kMargin = 12.0f;
+constexpr float kHeadroom = 15.0f;
 
 // Columns are eights of query rows; lane l has rows 2 (l % 4) and the next of each.
 template <class Config>
@@ -233,11 +231,11 @@ static __device__ __forceinline__ void raise_reference(DecodeState<Config>& stat
       float scale = 1.0f;
       if (top > state.limit[c][i]) {
         const float score = __fmul_rn(top, factor[c][i]);
-        const bool exact = fabsf(score) < kExactScores;
-        const float reference = exact ? __fsub_rn(score, kMargin) : score;
+        const float reference = below_maximum(score, kMargin);
         scale = state.limit[c][i] == minus_infinity() ? 0.0f : exp2_approx(state.reference[c][i] - reference);
         state.reference[c][i] = reference;
-        state.limit[c][i] = exact ? __fadd_rn(top, __fdividef(kHeadroom - kMargin, factor[c][i])) : top;
+        const float room = __fdividef(kHeadroom - kMargin, factor[c][i]);
+        state.limit[c][i] = reference < score ? __fadd_rn(top, room) : top;
       }
       state.sum[c][i] *= scale;
 #pragma unroll
@@ -330,7 +328,7 @@ static __device__ __forceinline__ void weigh_general(const PagedDecodeParams& p,
       if (p.op.softcap > 0.0f) score = cap * accurate_tanh(__fdividef(score, cap));
       score = fmaf(slope, static_cast<float>(key - position), score);
       if (key < begin || key >= end) score = minus_infinity();
-      most = fmaxf(most, value_scales ? score + __log2f(fabsf(scale[1][place])) : score);
+      most = fmaxf(most, value_scales ? scaled_score(score, scale[1][place]) : score);
     }
     passes |= most > state.limit[c / 2][c % 2];
   }

@@ -56,13 +56,13 @@ static __device__ __forceinline__ void load_rows(const PagedDecodeParams& p, Pag
     if (d < Config::kDim) *reinterpret_cast<uint4*>(shared.query[n] + d) = x[i];
   }
   if (thread != 0) return;
-  float factor = op.scale * kLog2E * shift.down;
+  float k_scale = 1.0f;
   if (Config::kFp8 && op.k_scale.data != nullptr && !op.k_scale.per_token()) {
-    factor *= op.k_scale.data[part.head * op.k_scale.stride_head];
+    k_scale = op.k_scale.data[part.head * op.k_scale.stride_head];
   }
   const int32_t position = part.seq_len - part.query_len + token;
   const KeyRange keys = visible_keys(position, p.window, part.seq_len);
-  shared.factor[n] = factor;
+  shared.factor[n] = score_factor(op.scale, k_scale, shift.down * kLog2E);
   shared.begin[n] = keys.begin;
   shared.end[n] = keys.end;
   if constexpr (Config::kGeneral) {

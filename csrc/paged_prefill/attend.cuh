@@ -11,9 +11,8 @@ namespace pagedkern {
 template <int kDim>
 struct WarpRows {
   float output[kDim / 8][4];  // as mma leaves it: dims 8 n + 2 (lane % 4), two of the first row, two of the second
-  float maximum[2];           // of the scores times log2(e)
+  float base[2];              // what weights are relative to, as a score times log2(e); -inf: no key yet
   float sum[2];               // of this lane's weights
-  float value_unit;           // what `output` is to be multiplied by: v_scale, or the largest per-token one so far
   KeyRange keys[2];           // that the row sees
   KeyRange any;               // that some row of the warp sees
   KeyRange all;               // that all rows of the warp see
@@ -22,10 +21,9 @@ struct WarpRows {
 
   // No key yet.
   __device__ __forceinline__ void clear() {
-    value_unit = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      maximum[r] = minus_infinity();
+      base[r] = minus_infinity();
       sum[r] = 0.0f;
     }
 #pragma unroll
@@ -118,54 +116,47 @@ static __device__ __forceinline__ void mask_scores(const WarpRows<kDim>& rows, i
   }
 }
 
-// Scores times `unit` are in units of log2: to weights relative to the new maximum, which `factor` brings the old sums
-// to. Scores and maximum are rounded alike before one is taken from the other (no fused multiply-add): of large scores,
-// what rounding leaves would be more than an exponent can hold.
-template <class Config, int kDim>
-static __device__ __forceinline__ void weigh(const float (&unit)[2], WarpRows<kDim>& rows,
+// Scores times `unit` are in units of log2: to weights, times `value_scales` of their keys if there are any; `factor`
+// brings the old sums to them. Scores and maximum are rounded alike before one is taken from the other (no fused
+// multiply-add): of large scores, what rounding leaves would be more than an exponent can hold.
+template <class T, class Config, int kDim>
+static __device__ __forceinline__ void weigh(const float (&unit)[2], const float* value_scales, WarpRows<kDim>& rows,
                                              float (&scores)[Config::kKeys / 8][4], float (&factor)[2]) {
+  constexpr float kMargin = std::is_same_v<T, __half> ? 14.0f : 0.0f;  // bfloat16 has the range of float32
+  const float* scales = value_scales == nullptr ? nullptr : value_scales + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = minus_infinity();
+    if (scales == nullptr) {
 #pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-    top = fmaxf(rows.maximum[r], __fmul_rn(quad_max(top), unit[r]));
-    factor[r] = rescale_factor(rows.maximum[r], top);
-    rows.maximum[r] = top;
-    const float base = guarded_maximum(top);
+      for (int n = 0; n < Config::kKeys / 8; ++n) top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      top = __fmul_rn(quad_max(top), unit[r]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < Config::kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          top = fmaxf(top, scaled_score(__fmul_rn(scores[n][2 * r + i], unit[r]), scales[n * 8 + i]));
+        }
+      }
+      top = quad_max(top);
+    }
+    const float base = fmaxf(rows.base[r], below_maximum(top, kMargin));
+    factor[r] = rescale_factor(rows.base[r], base);
+    rows.base[r] = base;
+    const float guarded = guarded_maximum(base);
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < Config::kKeys / 8; ++n) {
 #pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        scores[n][i] = exp2_approx(__fsub_rn(__fmul_rn(scores[n][i], unit[r]), base));
-        sum += scores[n][i];
+      for (int i = 0; i < 2; ++i) {
+        float& weight = scores[n][2 * r + i];
+        weight = exp2_approx(__fsub_rn(__fmul_rn(weight, unit[r]), guarded));
+        sum += weight;
+        if (scales != nullptr) weight *= scales[n * 8 + i];
       }
     }
     rows.sum[r] = rows.sum[r] * factor[r] + sum;
-  }
-}
-
-// Per-token v_scale: weights are multiplied by it relative to the largest seen so far, so that they stay in [0, 1]
-// whatever 16-bit format they are rounded to, and the output is kept in units of that.
-template <class Config, int kDim>
-static __device__ __forceinline__ void scale_weights(const float* value_scales, WarpRows<kDim>& rows,
-                                                     float (&weights)[Config::kKeys / 8][4], float (&factor)[2]) {
-  const int lane = threadIdx.x % 32;
-  float largest = value_scales[lane];
-  if constexpr (Config::kKeys == 64) largest = fmaxf(largest, value_scales[lane + 32]);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
-  const float unit = fmaxf(largest, rows.value_unit);
-  const float inverse = unit > 0 ? 1.0f / unit : 0.0f;
-  factor[0] *= rows.value_unit * inverse;
-  factor[1] *= rows.value_unit * inverse;
-  rows.value_unit = unit;
-#pragma unroll
-  for (int n = 0; n < Config::kKeys / 8; ++n) {
-    const float2 s = *reinterpret_cast<const float2*>(value_scales + n * 8 + lane % 4 * 2);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) weights[n][i] *= (i % 2 == 0 ? s.x : s.y) * inverse;
   }
 }
 
@@ -225,8 +216,7 @@ static __device__ __forceinline__ void attend_tile(const PagedPrefillParams& p, 
     }
     mask_scores<Config>(rows, first_key, scores);
   }
-  weigh<Config>(unit, rows, scores, factor);
-  if (!kWhole && options.values) scale_weights<Config>(token_scales[1], rows, scores, factor);
+  weigh<T, Config>(unit, !kWhole && options.values ? token_scales[1] : nullptr, rows, scores, factor);
   accumulate<T, Config, kDim, kWhole>(tiles[1], scores, factor, first, last, rows);
 }
 

@@ -84,8 +84,8 @@ struct PagedPrefillShared {
 
 constexpr size_t kMaxSharedBytesOfBlock = 227 * 1024;
 template <bool kFp8>
-constexpr bool two_blocks_fit = PagedPrefillShared<256, kFp8>::bytes(kPrefillRows) <= kMaxSharedBytesOfBlock / 2;
-static_assert(two_blocks_fit<true> && two_blocks_fit<false>, "on a multiprocessor");
+constexpr bool kTwoBlocksFit = PagedPrefillShared<256, kFp8>::bytes(kPrefillRows) <= kMaxSharedBytesOfBlock / 2;
+static_assert(kTwoBlocksFit<true> && kTwoBlocksFit<false>, "on a multiprocessor");
 static_assert(sizeof(PagedPrefillShared<256, true>) <= kMaxSharedBytesOfBlock);
 
 }  // namespace pagedkern

@@ -50,7 +50,7 @@ static __device__ __forceinline__ void finish_rows(const PagedPrefillParams& p, 
                                                    WarpRows<kDim>& rows, Shared& s) {
   constexpr int kPieces = Config::kPieces;
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * Config::kWarpRows;
-  const float v_scale = p.op.v_scale.per_token() ? rows.value_unit : per_head_scale(p.op.v_scale, kv_head);
+  const float v_scale = per_head_scale(p.op.v_scale, kv_head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first + lane / 4 + 8 * r;
@@ -58,15 +58,14 @@ static __device__ __forceinline__ void finish_rows(const PagedPrefillParams& p, 
     float sum = quad_sum(rows.sum[r]), factor = 1.0f;
     if (live && p.op.sinks != nullptr) {
       const float sink = p.op.sinks[s.row_head[row]] * kLog2E;
-      const float top = fmaxf(rows.maximum[r], sink);
-      factor = rescale_factor(rows.maximum[r], top);
+      const float top = fmaxf(rows.base[r], sink);
+      factor = rescale_factor(rows.base[r], top);
       sum = sum * factor + rescale_factor(sink, top);
-      rows.maximum[r] = top;
+      rows.base[r] = top;
     }
     if (live && p.op.lse != nullptr && lane % 4 == 0) {
       const int64_t token = tile.first_token + s.row_token[row];
-      p.op.lse[token * p.op.lse_stride_token + s.row_head[row] * p.op.lse_stride_head] =
-          natural_lse(rows.maximum[r], sum);
+      p.op.lse[token * p.op.lse_stride_token + s.row_head[row] * p.op.lse_stride_head] = natural_lse(rows.base[r], sum);
     }
     factor = sum == 0.0f ? 0.0f : factor / sum * v_scale;
 #pragma unroll
@@ -111,8 +110,6 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
   const bool token_scales = p.op.k_scale.per_token() || p.op.v_scale.per_token();
   const ScoreOptions options = {p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr,
                                 p.op.v_scale.per_token()};
-  const float scale = p.op.scale * per_head_scale(p.op.k_scale, kv_head);
-
   PageLookup page = look_up<Config>(p, tile.sequence, keys, first);
   store_row<Config>(p, page, kv_head, first % 2, s);
   if (token_scales) store_scale<Config>(load_scale<Config>(p, page, kv_head), first % 2, s);
@@ -123,12 +120,13 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
-  float scales[2] = {scale, scale};
+  float scales[2] = {p.op.scale, p.op.scale};
   if constexpr (kFp8) {
     shift_queries<Config>(p.op.dtype == DType::kBFloat16, s);
     const float* factor = s.row_factor + threadIdx.x / 32 * Config::kWarpRows + threadIdx.x % 32 / 4;
-    scales[0] *= factor[0];
-    scales[1] *= factor[8];
+    const float k_scale = per_head_scale(p.op.k_scale, kv_head);
+    scales[0] = score_factor(p.op.scale, k_scale, factor[0]);
+    scales[1] = score_factor(p.op.scale, k_scale, factor[8]);
   }
   uint32_t query[kDim / 16][4];
   if constexpr (Config::kQueryInRegisters) load_query_fragments<Config, kDim>(s.query, query);

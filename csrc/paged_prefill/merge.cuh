@@ -13,17 +13,15 @@ static __device__ __forceinline__ float4* thread_slot(const PagedPrefillParams& 
          threadIdx.x;
 }
 
-// `value_unit` is not kept: it is multiplied in.
 template <int kDim>
 static __device__ __forceinline__ void store_partial(const PagedPrefillParams& p, const WarpRows<kDim>& rows,
                                                      int64_t slot) {
   float4* to = thread_slot<kDim>(p, slot);
-  const float unit = p.op.v_scale.per_token() ? rows.value_unit : 1.0f;
-  *to = make_float4(rows.maximum[0], rows.maximum[1], rows.sum[0], rows.sum[1]);
+  *to = make_float4(rows.base[0], rows.base[1], rows.sum[0], rows.sum[1]);
 #pragma unroll
   for (int d = 0; d < kDim / 8; ++d) {
     const float (&x)[4] = rows.output[d];
-    to[(d + 1) * p.slot_threads] = make_float4(x[0] * unit, x[1] * unit, x[2] * unit, x[3] * unit);
+    to[(d + 1) * p.slot_threads] = make_float4(x[0], x[1], x[2], x[3]);
   }
 }
 
@@ -34,11 +32,11 @@ static __device__ __forceinline__ void add_partial(const PagedPrefillParams& p, 
   float mine[2], other[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float maximum = r == 0 ? state.x : state.y;
-    const float top = fmaxf(rows.maximum[r], maximum);
-    mine[r] = rescale_factor(rows.maximum[r], top);
-    other[r] = rescale_factor(maximum, top);
-    rows.maximum[r] = top;
+    const float base = r == 0 ? state.x : state.y;
+    const float top = fmaxf(rows.base[r], base);
+    mine[r] = rescale_factor(rows.base[r], top);
+    other[r] = rescale_factor(base, top);
+    rows.base[r] = top;
     rows.sum[r] = rows.sum[r] * mine[r] + (r == 0 ? state.z : state.w) * other[r];
   }
 #pragma unroll
@@ -62,7 +60,6 @@ static __device__ __forceinline__ bool merge_parts(const PagedPrefillParams& p, 
   if (live) store_partial(p, rows, places.mine);
   if (!is_last_part(p, places, s.split)) return false;
   rows.clear();
-  rows.value_unit = 1.0f;
   if (!live) return true;
   int64_t slot = places.first_slot;
   for (int i = 0; i < places.parts; ++i) {
