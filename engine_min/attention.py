@@ -65,7 +65,7 @@ class Attention:
         self._attend = ops.paged_attention.default
         self._cache = kv_cache
         device, num_tokens = kv_cache.storage.device, config.max_num_batched_tokens
-        self._cos_sin_cache = cos_sin_cache.to(device)
+        self.cos_sin_cache = cos_sin_cache.to(device)
         self._head_dim = model.head_dim
         self._heads = [model.num_heads, model.num_kv_heads, model.num_kv_heads]
         self._out = torch.empty(num_tokens, model.num_heads, model.head_dim, dtype=dtype, device=device)
@@ -93,7 +93,7 @@ class Attention:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         batch, caches, scales = self._batch, self._cache.layers[layer], self._cache.scales[layer]
         query, key, value = qkv.view(qkv.size(0), -1, self._head_dim).split_with_sizes(self._heads, dim=1)
-        rotated = (query, key, value, *caches, batch.positions, self._cos_sin_cache)
+        rotated = (query, key, value, *caches, batch.positions, self.cos_sin_cache)
         if self._cache.dynamic:  # a negative slot rotates and writes nothing
             self._rope_and_write(*rotated, self._no_slots[: query.size(0)])
             self._write_dynamic(key, value, *caches, *scales, batch.slot_mapping)

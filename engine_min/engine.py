@@ -11,7 +11,7 @@ from engine_min.block_manager import BlockManager
 from engine_min.config import DTYPES, EngineConfig
 from engine_min.kv_cache import KVCache, default_num_blocks, static_scales
 from engine_min.llama import LlamaModel
-from engine_min.loader import Checkpoint, open_checkpoint
+from engine_min.loader import Checkpoint, open_checkpoint, reading
 from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from engine_min.runner import Runner
@@ -178,10 +178,16 @@ class LLM(EngineCore):
         config = self.config = EngineConfig(model, **options)
         backend = self.backend = resolve_backend(config)
         self.dtype = _resolve_dtype(config.dtype, backend)
+        cache_dtype = DTYPES.get(config.kv_cache_dtype, self.dtype)
+        if cache_dtype.itemsize > 1 and cache_dtype != self.dtype:
+            raise ValueError(
+                f"kv_cache_dtype is {config.kv_cache_dtype!r}, expected the model's dtype ({self.dtype}) or an FP8 one"
+            )
         self.parallel = joined(config.tensor_parallel_size)
         checkpoint = open_checkpoint(config.model)
         self.model_config = checkpoint.config
-        self.tokenizer = checkpoint.tokenizer()
+        with reading(model):
+            self.tokenizer = checkpoint.tokenizer()
         longest = checkpoint.config.max_position
         self.max_model_len = min(config.max_model_len or longest, longest)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
@@ -206,7 +212,8 @@ class LLM(EngineCore):
         self._seeds = torch.Generator().manual_seed(config.seed)
 
     def _load(self, checkpoint: Checkpoint) -> LlamaModel:
-        return LlamaModel(checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel)
+        with reading(self.config.model):
+            return LlamaModel(checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel)
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
         config, model, device = self.config, self.parallel.local(self.model_config), self.backend.device
@@ -235,7 +242,8 @@ class LLM(EngineCore):
         if [scale.shape for scale in new] != [scale.shape for scale in old]:
             raise ValueError(f"{model!r} has not the KV cache scales that the checkpoint loaded first has")
         self.runner.model = self._load(checkpoint)
-        for scale, value in zip(old, new, strict=True):  # in place: recorded steps read them
+        self.runner.attention.cos_sin_cache.copy_(self.runner.model.cos_sin_cache)  # in place: recorded steps read it
+        for scale, value in zip(old, new, strict=True):
             scale.copy_(value)
         self.blocks.reset_prefix_cache()
         if self.runner.graphs is not None:
@@ -267,7 +275,7 @@ class LLM(EngineCore):
         between requests of the same salt."""
         params = sampling_params or SamplingParams()
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check(request_id, token_ids, params)
+        self._check(request_id, token_ids, params, cache_salt)
         seed = params.seed
         if seed is None:
             seed = int(torch.randint(2**62, (), generator=self._seeds))
@@ -284,8 +292,10 @@ class LLM(EngineCore):
         self.add(request)
         return output
 
-    def _check(self, request_id: str, token_ids: list[int], params: SamplingParams) -> None:
+    def _check(self, request_id: str, token_ids: list[int], params: SamplingParams, salt: str | None) -> None:
         """Refuses at once what could never run, with the numbers."""
+        if salt is not None and not isinstance(salt, str):
+            raise ValueError(f"cache_salt is {salt!r}, expected a text")
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is already running")
         if not token_ids:

@@ -82,6 +82,10 @@ class GGUFCheckpoint(Checkpoint):
             kind = GGMLQuantizationType(kind)
             block, block_bytes = GGML_QUANT_SIZES[kind]
             size = math.prod(shape) // block * block_bytes
+            if offset % alignment or start + offset + size > len(self._map):
+                raise ValueError(
+                    f"{path} has no {size} bytes for tensor {name} at {start + offset}: it is cut or damaged"
+                )
             raw = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=start + offset)
             self._tensors[_hf_name(name)] = shape[::-1], kind, raw
         self.names = set(self._tensors)
@@ -100,8 +104,10 @@ class GGUFCheckpoint(Checkpoint):
     def _value(self, kind: int):
         if kind == GGUFValueType.STRING:
             return self._string()
-        if kind != GGUFValueType.ARRAY:
+        if kind in _SCALARS:
             return self._read("<" + _SCALARS[kind])[0]
+        if kind != GGUFValueType.ARRAY:
+            raise ValueError(f"GGUF value type {kind} is not known, expected 0 to 12")
         item_kind, length = self._read("<IQ")
         if item_kind in _SCALARS:
             return list(self._read(f"<{length}{_SCALARS[item_kind]}"))
@@ -185,7 +191,6 @@ def _config(metadata: dict, names: set[str]) -> ModelConfig:
         "num_key_value_heads": own.get("attention.head_count_kv"),
         "head_dim": head_dim,
         "rope_theta": own.get("rope.freq_base"),
-        "rotary_dim": own.get("rope.dimension_count", head_dim),
         "rope_scaling": {
             "rope_type": "default" if rope_type == "none" else rope_type,
             "factor": own.get("rope.scaling.factor", 1.0),
@@ -196,7 +201,9 @@ def _config(metadata: dict, names: set[str]) -> ModelConfig:
     }
     attention = "model.layers.0.self_attn."
     biases = {"attention_bias": attention + "q_proj.bias" in names, "output_bias": attention + "o_proj.bias" in names}
-    return replace(model_config(config), **biases)
+    model = model_config(config)
+    rope = replace(model.rope, rotary_dim=own.get("rope.dimension_count") or head_dim)
+    return replace(model, rope=rope, **biases)
 
 
 def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:

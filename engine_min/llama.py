@@ -1,6 +1,7 @@
 """Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
 
 import re
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -74,31 +75,18 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, parallel: TensorParallel):
         self.config, self.parallel = checkpoint.config, parallel
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self._unread, self._missing = set(checkpoint.names), set()
         self._keep_quantized = is_fast(dtype, device)
 
     def load(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        if name not in self._checkpoint.names:
-            self._missing.add(name)  # until `check_all_read` says so
-            return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         tensor = self._checked(name, self._checkpoint.tensor(name), shape)
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} holds {tensor.dtype}, expected floating point numbers")
         return tensor.to(self._device, dtype or self._dtype)
 
     def _checked(self, name: str, tensor, shape: tuple[int, ...]):
-        self._unread.discard(name)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
         return tensor
-
-    def check_all_read(self) -> None:
-        """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
-        unexpected = {name for name in self._unread if not is_scale(name) and not _TABLE.search(name)}
-        if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
-            unexpected.discard("lm_head.weight")
-        surprises = {"missing": sorted(self._missing), "unexpected": sorted(unexpected)}
-        problems = [f"{kind} {', '.join(names)}" for kind, names in surprises.items() if names]
-        if problems:
-            raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
 
     def linear(self, rows: dict[str, int], columns: int, bias: bool, unit: int = 1,
                by_input: bool = False) -> Linear | QuantizedLinear:  # fmt: skip
@@ -138,6 +126,35 @@ class Weights:
             if groups % units or units % self.parallel.size:
                 return None
         return stored.map(lambda tensor: self.parallel.part(tensor, dim, units))
+
+
+class Names(Weights):
+    """The names of what a model asks for, before anything is read or there is memory for it."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._asked: set[str] = set()
+
+    def load(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
+        self._asked.add(name)
+
+    def linear(self, rows: dict[str, int], columns: int, bias: bool, unit: int = 1, by_input: bool = False) -> None:
+        self._asked.update(f"{name}.{kind}" for name in rows for kind in ("weight", "bias")[: 1 + bias])
+
+    def head(self, embedding: None) -> None:
+        if not self.config.tie_word_embeddings:
+            self._asked.add("lm_head.weight")
+
+    def check(self) -> None:
+        """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
+        names = self._checkpoint.names
+        unexpected = {name for name in names - self._asked if not is_scale(name) and not _TABLE.search(name)}
+        if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
+            unexpected.discard("lm_head.weight")
+        surprises = {"missing": sorted(self._asked - names), "unexpected": sorted(unexpected)}
+        problems = [f"{kind} {', '.join(found)}" for kind, found in surprises.items() if found]
+        if problems:
+            raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
 
 
 class LlamaLayer:
@@ -186,16 +203,12 @@ class LlamaModel:
                  parallel: TensorParallel):  # fmt: skip
         config = self.config = checkpoint.config
         self.parallel = parallel
+        names = Names(checkpoint, dtype, device, parallel)
+        self._read(names, range(config.num_layers))
+        names.check()
         weights = Weights(checkpoint, dtype, device, parallel)
-        self.embedding = weights.load("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        indices = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
-        self.layers = [LlamaLayer(i, weights) for i in indices]
-        self.norm = weights.load("model.norm.weight", config.hidden_size)
-        self.head = weights.head(self.embedding)
-        factors = None
-        if config.rope.type == "factors":
-            factors = weights.load("rope_freqs.weight", config.rope.rotary_dim // 2, dtype=torch.float32)
-        weights.check_all_read()
+        layers = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
+        factors = self._read(weights, layers)
         self.quantized_layers = None
         if parallel.size == 1 and QuantizedLayers.fit(self.layers):
             self.quantized_layers = QuantizedLayers(
@@ -203,6 +216,17 @@ class LlamaModel:
             )
         inv_freq = rope_inv_freq(config.rope, factors)
         self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
+
+    def _read(self, weights: Weights, layers: Iterable[int]) -> torch.Tensor | None:
+        """All tensors but what is made of them; the rope factors, where the checkpoint has some."""
+        config = self.config
+        self.embedding = weights.load("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.layers = [LlamaLayer(i, weights) for i in layers]
+        self.norm = weights.load("model.norm.weight", config.hidden_size)
+        self.head = weights.head(self.embedding)
+        if config.rope.type != "factors":
+            return None
+        return weights.load("rope_freqs.weight", config.rope.rotary_dim // 2, dtype=torch.float32)
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""

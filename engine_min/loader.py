@@ -1,6 +1,8 @@
 """Checkpoints: a model's config, its tensors under Hugging Face's names, and its tokenizer."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -38,12 +40,24 @@ class Checkpoint:
         return tokenizer_from_hf(self._path)
 
 
+@contextmanager
+def reading(model: str) -> Iterator[None]:
+    """Whatever a damaged file makes its readers stumble over is one kind of error, which names the checkpoint."""
+    try:
+        yield
+    except (OSError, ValueError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{model} is no checkpoint that can be read: {type(error).__name__}: {error}") from error
+
+
 def open_checkpoint(model: str) -> Checkpoint:
     path = Path(model).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        from engine_min.gguf_file import GGUFCheckpoint
+    with reading(model):
+        if path.is_file() and path.suffix == ".gguf":
+            from engine_min.gguf_file import GGUFCheckpoint
 
-        return GGUFCheckpoint(path)
-    if (path / "config.json").exists():
-        return Checkpoint(path)
+            return GGUFCheckpoint(path)
+        if (path / "config.json").exists():
+            return Checkpoint(path)
     raise FileNotFoundError(f"{model!r} is neither a directory with a config.json nor a .gguf file")

@@ -3,6 +3,7 @@
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is an argmax
 MAX_LOGPROBS = 20
@@ -30,6 +31,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         biases = (self.logit_bias or {}).values()
+        counts = {name: [getattr(self, name)] for name in ("n", "max_tokens", "top_k", "min_tokens")}
+        counts |= {name: [getattr(self, name) or 0] for name in ("seed", "logprobs", "prompt_logprobs")}
+        counts |= {"stop_token_ids": self.stop_token_ids or (), "logit_bias": self.logit_bias or {}}
+        refuse_first(self, {name: (all(map(_is_whole, found)), "whole numbers") for name, found in counts.items()})
         checks = {
             "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
@@ -37,7 +42,7 @@ class SamplingParams:
             "top_p": (0 <= self.top_p <= 1, "in [0, 1]"),
             "top_k": (self.top_k >= -1, "at least -1 (-1 and 0 keep all)"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
-            "stop": (all(self.stops), "texts that are not empty"),
+            "stop": (all(isinstance(stop, str) and stop for stop in self.stops), "texts that are not empty"),
             "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens ({self.max_tokens})]"),
             "logprobs": (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
             "prompt_logprobs": (0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
@@ -63,6 +68,10 @@ class SamplingParams:
     @cached_property
     def may_change_logits(self) -> bool:
         return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def refuse_first(settings: object, checks: dict[str, tuple[bool, str]]) -> None:

@@ -35,6 +35,8 @@ class RopeConfig:
             raise ValueError(f"rope type {self.type!r} is not supported, expected one of {names}")
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise ValueError(f"{self.rotary_dim} rotary dimensions, expected an even number of at least 2")
+        if "factor" in ROPE_TYPES[self.type] and not 0 < self.factor < math.inf:
+            raise ValueError(f"rope factor {self.factor} of type {self.type!r}, expected a positive number")
 
 
 def rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
@@ -42,24 +44,25 @@ def rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     fraction = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    missing = [key for key in ROPE_TYPES.get(rope_type, ()) if key not in scaling]
+    missing = [key for key in ROPE_TYPES.get(rope_type, ()) if scaling.get(key) is None]
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {', '.join(missing)}")
-    names = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
+    numbers = [*ROPE_TYPES.get(rope_type, ()), *(name for name in ("beta_fast", "beta_slow") if scaling.get(name))]
     return RopeConfig(
         theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        rotary_dim=config.get("rotary_dim") or int(head_dim * fraction),
+        rotary_dim=int(head_dim * fraction),
         type=rope_type,
         original_max_position=int(scaling.get("original_max_position_embeddings") or max_position),
         attention_factor=_yarn_attention_factor(scaling) if rope_type == "yarn" else 1.0,
-        **{name: scaling[name] for name in names if scaling.get(name) is not None},
+        truncate=bool(scaling.get("truncate", True)),
+        **{name: float(scaling[name]) for name in numbers},
     )
 
 
 def _yarn_attention_factor(scaling: dict) -> float:
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
-    growth = 0.1 * math.log(max(1.0, scaling["factor"]))
+    growth = 0.1 * math.log(max(1.0, float(scaling["factor"])))
     above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
     return (above * growth + 1.0) / (below * growth + 1.0) if above and below else growth + 1.0
 
@@ -73,7 +76,9 @@ def rope_inv_freq(rope: RopeConfig, factors: torch.Tensor | None = None) -> torc
     inv_freq = 1.0 / (rope.theta**steps)
     if rope.type == "factors":
         return inv_freq / factors.float()
-    kept = 0 if rope.type == "linear" else 1
+    if rope.type == "default":
+        return inv_freq
+    kept = 0
     if rope.type == "llama3":  # by how often a frequency turns within the original context: short wavelengths stay
         turns = rope.original_max_position * inv_freq / (2 * math.pi)
         kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)

@@ -179,6 +179,30 @@ def test_refuses_what_can_never_run(make_llama, make_llm):
     assert len(output.outputs[0].token_ids) == 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"stop": [1]}, {"stop": b"a"}, {"stop": [b"a"]}, {"seed": 1.5}, {"seed": "7"}, {"logprobs": 1.5},
+     {"logprobs": True}, {"prompt_logprobs": 2.5}, {"max_tokens": 2.5}, {"n": 1.5}, {"top_k": 0.5},
+     {"stop_token_ids": [1.5]}, {"logit_bias": {"a": 1.0}}, {"min_tokens": 0.5}],
+    ids=str,
+)  # fmt: skip
+def test_settings_of_another_type_are_refused(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"^{name} is .*, expected (whole numbers|texts that are not empty)"):
+        SamplingParams(**options)
+
+
+def test_a_salt_that_is_no_text_is_refused(llm):
+    with pytest.raises(ValueError, match=r"cache_salt is \[5\], expected a text"):
+        llm.add_request("salted", "abc", GREEDY, [5])
+    assert not llm.has_unfinished()
+
+
+def test_a_cache_of_another_dtype_than_the_model_is_refused(make_llama, make_llm):
+    with pytest.raises(ValueError, match=r"kv_cache_dtype is 'bfloat16', expected the model's dtype \(torch.float32\)"):
+        make_llm(make_llama()[0], kv_cache_dtype="bfloat16")
+
+
 def test_a_bad_prompt_in_a_batch_leaves_the_engine_idle(llm):
     with pytest.raises(ValueError, match="is empty"):
         llm.generate(["fine", []], GREEDY)

@@ -1,6 +1,7 @@
 """Random Llama checkpoints against transformers: logits to 1e-4 in float32 over every variant of the family."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,20 @@ def test_rope_errors(make_llama):
         config_with(path, rope_scaling={"type": "spiral", "factor": 2.0})
     with pytest.raises(ValueError, match="'llama3' lacks low_freq_factor, high_freq_factor"):
         config_with(path, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ValueError, match="'linear' lacks factor"):
+        config_with(path, rope_scaling={"rope_type": "linear", "factor": None})
+    with pytest.raises(ValueError, match="rope factor 0.0 of type 'yarn', expected a positive number"):
+        config_with(path, rope_scaling={"rope_type": "yarn", "factor": 0})
+
+
+def test_rope_values_that_say_nothing(make_llama):
+    path, _ = make_llama()
+    plain = config_with(path).rope
+    assert torch.equal(rope_inv_freq(replace(plain, factor=0.0)), rope_inv_freq(plain))  # "default" has no factor
+    assert config_with(path, rotary_dim=8).rope == plain  # not a key of these families
+    yarn = {"rope_type": "yarn", "factor": "4", "beta_fast": 0, "truncate": None}
+    rope = config_with(path, rope_scaling=yarn).rope
+    assert (rope.factor, rope.beta_fast, rope.truncate) == (4.0, 32.0, False)
 
 
 @pytest.mark.parametrize("factor", (8.0, 32.0))
@@ -180,6 +195,35 @@ def test_missing_tensor_is_named(make_llama, make_llm, name):
     with pytest.raises(ValueError, match="missing .*") as error:
         make_llm(path)
     assert name in str(error.value) and "model.layers.0.mlp.up_proj.weight" in str(error.value)
+
+
+def test_missing_tensors_of_a_model_too_large_to_hold(make_llama, make_llm):
+    """They are named before there is memory for what is there, or for what is not."""
+    path, _ = make_llama()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 2**40, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match="missing model.layers.2.input_layernorm.weight, .*"):
+        make_llm(path)
+
+
+def test_a_tensor_of_whole_numbers_is_refused(make_llama, make_llm):
+    path, _ = make_llama()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    edit(path, drop=[name], add=[(name, torch.ones(64, 64, dtype=torch.int8))])
+    with pytest.raises(ValueError, match=f"{name} holds torch.int8, expected floating point numbers"):
+        make_llm(path)
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: bytes(len(raw))])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_damaged_files_are_one_clear_error(make_llama, make_llm, name, damage):
+    path, _ = make_llama()
+    raw = (path / name).read_bytes()
+    (path / name).write_bytes(damage(raw))
+    with pytest.raises((ValueError, OSError)):
+        make_llm(path)
+    (path / name).write_bytes(raw)
+    make_llm(path)
 
 
 def test_unexpected_tensor_is_named(make_llama, make_llm):
