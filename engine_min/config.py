@@ -57,7 +57,7 @@ class EngineConfig:
         checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in _COUNTS}
         checks |= {
             "gpu_memory_utilization": (0 < self.gpu_memory_utilization <= 1, "in (0, 1]"),
-            "swap_space_gib": (self.swap_space_gib >= 0, "at least 0"),
+            "swap_space_gib": (0 <= self.swap_space_gib < float("inf"), "at least 0"),
             "kv_scales": (not is_named or self.kv_scales in ("auto", "dynamic"), "auto, dynamic, or scales"),
         }
         refuse_first(self, checks)

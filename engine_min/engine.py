@@ -195,7 +195,7 @@ class LLM(EngineCore):
                 f"max_num_batched_tokens is {config.max_num_batched_tokens}, expected at least max_model_len "
                 f"({self.max_model_len}) without chunked prefill"
             )
-        network = self._load(checkpoint)
+        network = self._load(checkpoint, model)
         cache = self.kv_cache = self._allocate_cache(checkpoint)
         blocks = BlockManager(
             cache.num_blocks, config.block_size, config.max_num_seqs, self.max_model_len, cache, cache.num_host_blocks,
@@ -211,8 +211,8 @@ class LLM(EngineCore):
         self._numbers = itertools.count()
         self._seeds = torch.Generator().manual_seed(config.seed)
 
-    def _load(self, checkpoint: Checkpoint) -> LlamaModel:
-        with reading(self.config.model):
+    def _load(self, checkpoint: Checkpoint, model: str) -> LlamaModel:
+        with reading(model):
             return LlamaModel(checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel)
 
     def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
@@ -241,7 +241,7 @@ class LLM(EngineCore):
         old, new = ([scale for pair in pairs for scale in pair] for pairs in (self.kv_cache.static_scales, scales))
         if [scale.shape for scale in new] != [scale.shape for scale in old]:
             raise ValueError(f"{model!r} has not the KV cache scales that the checkpoint loaded first has")
-        self.runner.model = self._load(checkpoint)
+        self.runner.model = self._load(checkpoint, model or self.config.model)
         self.runner.attention.cos_sin_cache.copy_(self.runner.model.cos_sin_cache)  # in place: recorded steps read it
         for scale, value in zip(old, new, strict=True):
             scale.copy_(value)

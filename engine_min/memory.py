@@ -68,6 +68,8 @@ def command(args: argparse.Namespace, load) -> None:
     dtype, block_size = args.kv_cache_dtype, args.block_size
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}, expected at least 1")
+    if not 0 < args.memory_gib < float("inf"):
+        raise ValueError(f"memory_gib is {args.memory_gib}, expected a positive number")
     if args.dynamic_scales and not dtype.startswith("fp8"):
         raise ValueError(f"scales belong to FP8 caches, the cache is {dtype}")
     shape, weights = read_model(args.model)

@@ -21,6 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
     from engine_min.server.main import serve
 
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"port is {args.port}, expected one in [0, 65535]")
     name = args.served_model_name or Path(args.model).name
     limits = dict(max_waiting=args.max_waiting, max_body_bytes=args.max_body_bytes)
     serve(load(args), name, args.host, args.port, args.drain_seconds, **limits)

@@ -35,3 +35,18 @@ def test_errors_are_one_line(make_llama, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "pagedkern-engine: block_size is 0, expected at least 1"
     assert main(["run", "--model", "nowhere", "--prompt", "a"]) == 2
     assert "neither a directory with a config.json nor a .gguf file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command, option, value, expected",
+    [
+        ("bench", "--requests", "-1", "requests is -1, expected at least 1"),
+        ("bench", "--swap-space-gib", "inf", "swap_space_gib is inf, expected at least 0"),
+        ("serve", "--port", "99999", "port is 99999, expected one in [0, 65535]"),
+        ("memory", "--memory-gib", "inf", "memory_gib is inf, expected a positive number"),
+        ("memory", "--memory-gib", "nan", "memory_gib is nan, expected a positive number"),
+    ],
+)
+def test_numbers_out_of_range_are_one_line(make_llama, capsys, command, option, value, expected):
+    assert main([command, "--model", str(make_llama()[0]), option, value]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"pagedkern-engine: {expected}"
