@@ -14,7 +14,8 @@ struct PartPlaces {
   int32_t parts;
 };
 
-static __device__ __forceinline__ PartPlaces places_of(const SplitParams& p, const Part& part, const Cut& cut) {
+static __device__ __forceinline__ PartPlaces places_of(const SplitParams& p, const Part& part, const Cut& cut,
+                                                       uint32_t bucket) {
   PartPlaces places;
   if (p.op.num_splits > 0) {  // a slot for every piece, whatever the buckets
     const int64_t place = p.place_tokens > 0 ? part.query_begin / p.place_tokens : part.seq;
@@ -32,7 +33,7 @@ static __device__ __forceinline__ PartPlaces places_of(const SplitParams& p, con
   places.counter = first;
   places.first_slot = 2 * first + (bucket_begin(first, cut.pieces, cut.buckets) == part.unit_begin ? 0 : 1);
   places.next_slots = 2 * (first + 1);
-  places.mine = blockIdx.x == first ? places.first_slot : 2 * static_cast<int64_t>(blockIdx.x);
+  places.mine = bucket == first ? places.first_slot : 2 * static_cast<int64_t>(bucket);
   places.step = 2;
   places.parts = static_cast<int32_t>(last - first + 1);
   return places;

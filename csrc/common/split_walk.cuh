@@ -5,11 +5,12 @@
 
 namespace pagedkern {
 
-// Every block adds up the work of all sequences and finds where its bucket begins: shared.walk stands there, and
-// shared.parts has the first parts. 0 buckets: nothing to do at all. `threads`: of the block, Config::kMaxThreads at
-// most.
+// Every block adds up the work of all sequences and finds where its bucket, of `blocks` at most, begins: shared.walk
+// stands there, and shared.parts has the first parts. 0 buckets: nothing to do at all. `threads`: of the block,
+// Config::kMaxThreads at most.
 template <class Config, class Shared>
-static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, int threads, Shared& shared) {
+static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, uint32_t bucket, uint32_t blocks, int threads,
+                                                  Shared& shared) {
   const int64_t share = ceil_div<int64_t>(p.op.num_seqs, threads);
   const int64_t first = threadIdx.x * share;
   const int64_t last = min(first + share, p.op.num_seqs);
@@ -52,10 +53,10 @@ static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, int thre
     all.keys += shared.scan[2][w];
     all.seen += shared.scan[3][w];
   }
-  const Cut cut = cut_of<Config>(p, all, gridDim.x);
-  if (blockIdx.x >= cut.buckets) return {};
+  const Cut cut = cut_of<Config>(p, all, blocks);
+  if (bucket >= cut.buckets) return {};
 
-  const int64_t begin = cut.whole_units ? blockIdx.x : bucket_begin(blockIdx.x, cut.pieces, cut.buckets);
+  const int64_t begin = cut.whole_units ? bucket : bucket_begin(bucket, cut.pieces, cut.buckets);
   int64_t before = cut.whole_units ? units : pieces;
   if (begin >= before && begin < before + (cut.whole_units ? mine.units : mine.pieces)) {
     int64_t seq = first;
@@ -67,7 +68,7 @@ static __device__ __forceinline__ Cut find_bucket(const SplitParams& p, int thre
     walk.work = w;
     walk.seq = seq;
     walk.at = begin;
-    walk.left = cut.whole_units ? 1 : bucket_begin(blockIdx.x + 1, cut.pieces, cut.buckets) - begin;
+    walk.left = cut.whole_units ? 1 : bucket_begin(bucket + 1, cut.pieces, cut.buckets) - begin;
     walk.unit = (begin - before) / w.pieces;
     walk.piece = static_cast<int32_t>(begin - before - walk.unit * w.pieces);
     walk.whole_units = cut.whole_units;

@@ -19,6 +19,7 @@ struct SplitBounds {
   int64_t place_units;      // of a sequence that num_splits splits, at most
   int64_t max_buckets;
   int64_t slot_floats;
+  int64_t unit_blocks = 1;  // that compute a unit together, and have a counter each
 };
 
 struct SplitWorkspace {
@@ -40,7 +41,7 @@ inline SplitWorkspace split_workspace(const SplitBounds& b) {
     slots = counters * w.max_splits;
     if (w.max_splits == 1) counters = slots = 0;  // nothing is ever merged
   }
-  w.counter_bytes = ceil_div<int64_t>(counters * 8, kAlignment) * kAlignment;
+  w.counter_bytes = ceil_div<int64_t>(counters * b.unit_blocks * 8, kAlignment) * kAlignment;
   w.bytes = w.counter_bytes + slots * b.slot_floats * 4;
   return w;
 }

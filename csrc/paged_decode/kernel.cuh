@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   constexpr bool kEven = kSlots % 2 == 0;  // then a slot is always of keys or always of values
   if constexpr (Config::kGeneral) clear_ring(shared, warp, lane);
   grid_dependency_wait();
-  const Cut cut = find_bucket<Config>(p, Config::kThreads, shared.split);
+  const Cut cut = find_bucket<Config>(p, blockIdx.x, gridDim.x, Config::kThreads, shared.split);
   if (cut.buckets == 0) return;
 
   LoadStream<Config> stream;

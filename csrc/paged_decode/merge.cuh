@@ -174,7 +174,7 @@ static __device__ __forceinline__ void finish_part(const PagedDecodeParams& p, P
   const bool real = number < part.query_len * p.group;
   bool last = true;
   if (part.num_pieces < part.unit_pieces) {
-    const PartPlaces places = places_of(p, part, cut);
+    const PartPlaces places = places_of(p, part, cut, blockIdx.x);
     if (real) store_partial(p, row, places.mine);
     last = is_last_part(p, places, shared.split);
     if (last && real) {

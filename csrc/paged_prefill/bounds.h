@@ -18,8 +18,10 @@ inline int64_t prefill_dim(int64_t head_dim) {
   return 256;
 }
 
-inline int64_t prefill_resident_blocks(int64_t dim, bool fp8, int64_t rows) {
-  return prefill_resident_threads(dim, fp8) / (rows * kPrefillThreadsOfRow);
+// Units in work at a time.
+inline int64_t prefill_resident_units(int64_t dim, bool fp8, int64_t group, int64_t multiprocessors) {
+  const int64_t blocks = prefill_resident_threads(dim, fp8) / (prefill_block_rows(group) * kPrefillThreadsOfRow);
+  return std::max<int64_t>(1, (multiprocessors * blocks) >> prefill_cluster_log(group));
 }
 
 struct PrefillBounds {
@@ -48,9 +50,9 @@ inline PrefillBounds prefill_bounds(int64_t num_tokens, int64_t num_heads, int64
       .first_query_len = first_query_len,
       .tile_keys = kLeastTileKeys,
       .place_units = first_query_len > kMaxSplitQueryLen ? 0 : num_kv_heads * ceil_div(group * longest_split, rows),
-      .max_buckets =
-          std::min<int64_t>(kMaxMultiprocessors * prefill_resident_blocks(dim, false, rows), b.num_units * tiles),
-      .slot_floats = b.slot_threads * prefill_slot_vectors(dim) * 4};
+      .max_buckets = std::min(prefill_resident_units(dim, false, group, kMaxMultiprocessors), b.num_units * tiles),
+      .slot_floats = b.slot_threads * prefill_slot_vectors(dim) * 4,
+      .unit_blocks = int64_t{1} << prefill_cluster_log(group)};
   return b;
 }
 
@@ -59,17 +61,20 @@ inline bool place_prefill_bounds(const PrefillBounds& bounds, PagedPrefillParams
   params.num_units = bounds.num_units;
   params.tile_rows = prefill_rows(params.group);
   params.slot_threads = static_cast<int32_t>(bounds.slot_threads);
+  params.block_rows = prefill_block_rows(params.group);
+  params.cluster_log = prefill_cluster_log(params.group);
   params.least_keys = kPrefillLeastKeys;
   return place_split_workspace(bounds.split, params);
 }
 
-// Blocks for every unit, or as many as the device holds at once where units may be split and are fewer.
+// Blocks, or clusters of them, for every unit, or as many as the device holds at once where units may be split and are
+// fewer.
 template <int kDim, bool kFp8>
 int64_t prefill_grid(const PagedPrefillParams& p, int64_t multiprocessors) {
   const int64_t tiles =
       std::max<int64_t>(1, ceil_div<int64_t>(p.op.max_seqlen_k, PagedPrefillConfig<kDim, kFp8>::kTileKeys));
   const int64_t pieces = p.op.num_splits > 0 ? std::min<int64_t>(tiles, p.op.num_splits) : tiles;
-  const int64_t resident = multiprocessors * prefill_resident_blocks(kDim, kFp8, p.tile_rows);
+  const int64_t resident = prefill_resident_units(kDim, kFp8, p.group, multiprocessors);
   return std::max(p.num_units, std::min(resident, p.num_units * pieces));
 }
 

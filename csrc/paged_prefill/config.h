@@ -12,6 +12,7 @@ namespace pagedkern {
 
 constexpr int kPrefillRows = 64;         // (query token, query head) pairs of one KV head that a block takes
 constexpr int kPrefillManyRows = 128;    // where a KV head has more query heads than that: one block loads for all
+constexpr int kPrefillMostBlocks = 8;    // where it has more than that: a cluster of blocks, each loads a share for all
 constexpr int kPrefillThreadsOfRow = 2;  // a warp takes 16 rows
 
 // Threads of a multiprocessor, for the register allocation.
@@ -19,8 +20,20 @@ constexpr int prefill_resident_threads(int64_t dim, bool fp8) {
   return dim <= 64 && !fp8 ? 384 : 256;
 }
 
-inline int prefill_rows(int64_t group) {
+// Blocks that share what they load, as a power of two: enough of them for all query heads of a KV head, up to 1,024.
+inline int prefill_cluster_log(int64_t group) {
+  int log = 0;
+  while (1 << log < kPrefillMostBlocks && group > kPrefillManyRows << log) ++log;
+  return log;
+}
+
+inline int prefill_block_rows(int64_t group) {
   return group > kPrefillRows ? kPrefillManyRows : kPrefillRows;
+}
+
+// Of a unit of the schedule.
+inline int prefill_rows(int64_t group) {
+  return prefill_block_rows(group) << prefill_cluster_log(group);
 }
 
 // Of 16 bytes: what a thread keeps of a partial result.

@@ -1,9 +1,11 @@
 // Attention of any number of query tokens over the paged cache, with mma.sync.
 //
 // A block takes 64 or 128 rows, (query token, query head) pairs of one KV head of one sequence, so that every key and
-// value it loads serves all query heads that share it; its warps take 16 rows each. Keys and values come a tile at a
-// time, by cp.async through the block table, one tile ahead of the arithmetic. Where rows are few, their keys are
-// shared out among blocks, and the one that is done last merges.
+// value it loads serves all query heads that share it; its warps take 16 rows each. Where a KV head has more query
+// heads than that, a cluster of up to 8 blocks takes them together: each loads its share of the keys, and has the rest
+// from the others' shared memory. Keys and values come a tile at a time, by cp.async through the block table, one tile
+// ahead of the arithmetic. Where rows are few, their keys are shared out among blocks, and the one that is done last
+// merges.
 #pragma once
 
 #include <type_traits>
@@ -105,18 +107,18 @@ static __device__ __forceinline__ void store_rows(const PagedPrefillParams& p, c
 // `keys` of a query tile, begin < end: the rest of the tiles that they begin and end in is seen by no row.
 template <class T, bool kFp8, int kDim, class Config, class Shared>
 static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
-                                                   KeyRange keys, WarpRows<kDim>& rows, Shared& s) {
+                                                   KeyRange keys, uint32_t rank, WarpRows<kDim>& rows, Shared& s) {
   const int first = keys.begin / Config::kKeys, last = (keys.end - 1) / Config::kKeys;
   const bool token_scales = p.op.k_scale.per_token() || p.op.v_scale.per_token();
   const ScoreOptions options = {p.op.k_scale.per_token() || p.op.softcap != 0 || p.op.alibi_slopes != nullptr,
                                 p.op.v_scale.per_token()};
-  PageLookup page = look_up<Config>(p, tile.sequence, keys, first);
+  PageLookup page = look_up<Config>(p, tile.sequence, keys, first, rank);
   store_row<Config>(p, page, kv_head, first % 2, s);
   if (token_scales) store_scale<Config>(load_scale<Config>(p, page, kv_head), first % 2, s);
-  page = look_up<Config>(p, tile.sequence, keys, first + 1);
+  page = look_up<Config>(p, tile.sequence, keys, first + 1, rank);
   store_row<Config>(p, page, kv_head, (first + 1) % 2, s);
   __syncthreads();
-  start_tile<Config, kFp8>(p, keys, first, s);
+  start_tile<Config, kFp8>(p, keys, first, rank, s);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -134,11 +136,19 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
   for (int t = first; t <= last; ++t) {
     const int stage = t % 2;
     cp_async_wait<0>();
-    __syncthreads();
-    if (t < last) start_tile<Config, kFp8>(p, keys, t + 1, s);
+    if (p.cluster_log == 0) {
+      __syncthreads();
+    } else {
+      cluster_barrier();
+    }
+    if (t < last) start_tile<Config, kFp8>(p, keys, t + 1, rank, s);
     cp_async_commit();
     const float next_scale = token_scales ? load_scale<Config>(p, page, kv_head) : 0.0f;
-    page = look_up<Config>(p, tile.sequence, keys, t + 2);
+    page = look_up<Config>(p, tile.sequence, keys, t + 2, rank);
+    if (p.cluster_log > 0) {
+      take_from_cluster<Config, kFp8>(p, token_scales, stage, rank, s);
+      __syncthreads();
+    }
     if constexpr (kFp8) {
       decode_tile<Config>(p.op.cache.dtype == DType::kFloat8E5M2, stage, s);
       __syncthreads();
@@ -160,10 +170,12 @@ static __device__ __forceinline__ void attend_keys(const PagedPrefillParams& p, 
     store_row<Config>(p, page, kv_head, stage, s);
     if (token_scales) store_scale<Config>(next_scale, 1 - stage, s);
   }
+  if (p.cluster_log > 0) cluster_barrier();  // the others have what they need of this block
 }
 
-// grid [at least the units that are computed whole, or as many blocks as are resident at once]. A block computes its
-// bucket of the schedule, see split_schedule.h. T: what is multiplied, float16 where the cache is FP8.
+// grid [at least the units that are computed whole, or as many blocks as are resident at once], in clusters of
+// 2^cluster_log. A cluster computes its bucket of the schedule, see split_schedule.h. T: what is multiplied, float16
+// where the cache is FP8.
 template <class T, bool kFp8, int kDim>
 __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kResidentThreads, 1)
     paged_prefill_kernel(const __grid_constant__ PagedPrefillParams p) {
@@ -172,26 +184,22 @@ __global__ void __launch_bounds__(PagedPrefillConfig<kDim, kFp8>::kResidentThrea
   auto& s = *reinterpret_cast<PagedPrefillShared<kDim, kFp8>*>(shared_bytes);
 
   grid_dependency_wait();
-  const Cut cut = find_bucket<Config>(p, blockDim.x, s.split);
+  const ClusterPlace place = ClusterPlace::of(p);
+  const Cut cut = find_bucket<Config>(p, place.bucket, place.buckets, blockDim.x, s.split);
   if (cut.buckets == 0) return;
   const Part& part = s.split.parts[0];
   while (part.tile_begin < part.tile_end) {
-    const QueryTile tile = query_tile(p, part);
+    const QueryTile unit = query_tile(p, part), tile = rows_of_block(p, unit, place.rank);
     const int kv_head = part.head;
     const int32_t seq_len = part.seq_len;
     load_queries<Config>(p, tile, kv_head, s);
     WarpRows<kDim> rows;
     start_rows<Config>(p, tile, seq_len, s, rows);
-    const int64_t before = seq_len - tile.query_len;
-    const KeyRange keys = {
-        max(visible_keys(before + s.row_token[0], p.window, seq_len).begin, part.tile_begin * Config::kTileKeys),
-        static_cast<int32_t>(
-            min(static_cast<int64_t>(visible_keys(before + s.row_token[tile.num_rows - 1], p.window, seq_len).end),
-                part.tile_end * int64_t{Config::kTileKeys}))};
-    if (keys.begin < keys.end) attend_keys<T, kFp8, kDim, Config>(p, tile, kv_head, keys, rows, s);
+    const KeyRange keys = keys_of<Config>(p, unit, part);
+    if (keys.begin < keys.end) attend_keys<T, kFp8, kDim, Config>(p, tile, kv_head, keys, place.rank, rows, s);
     cp_async_wait<0>();
     __syncthreads();  // the queries have arrived everywhere before results take their place
-    if (part.num_pieces == part.unit_pieces || merge_parts(p, part, tile.num_rows, cut, rows, s)) {
+    if (part.num_pieces == part.unit_pieces || merge_parts(p, part, tile.num_rows, cut, place, rows, s)) {
       finish_rows<T, kFp8, Config>(p, tile, kv_head, rows, s);
       __syncwarp();
       store_rows<Config>(p, tile, s);

@@ -1,6 +1,7 @@
 // Queries, keys, values and per-token scales to shared memory.
 #pragma once
 
+#include "arch/cluster.cuh"
 #include "arch/fp8x4.cuh"
 #include "common/row_shift.cuh"
 #include "paged_prefill/tile.cuh"
@@ -12,7 +13,7 @@ template <class Config, class Shared>
 static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p, const QueryTile& tile, int kv_head,
                                                     Shared& s) {
   constexpr int kPieces = Config::kPieces;
-  if (static_cast<int>(threadIdx.x) < p.tile_rows) {
+  if (static_cast<int>(threadIdx.x) < p.block_rows) {
     const int64_t row = tile.first_row + threadIdx.x;
     const int64_t token = row / p.group;
     s.row_token[threadIdx.x] = static_cast<int32_t>(token);
@@ -21,7 +22,7 @@ static __device__ __forceinline__ void load_queries(const PagedPrefillParams& p,
   __syncthreads();
   const auto* query = static_cast<const uint16_t*>(p.op.query) + tile.first_token * p.op.query_stride_token;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < p.tile_rows * kPieces; i += blockDim.x) {
+  for (int i = threadIdx.x; i < p.block_rows * kPieces; i += blockDim.x) {
     const int row = i / kPieces, piece = i - row * kPieces;
     const int bytes = row < tile.num_rows ? p.op.cache.head_dim * 2 - piece * 16 : 0;
     const int64_t offset =
@@ -62,16 +63,18 @@ static __device__ __forceinline__ void shift_queries(bool bfloat16, Shared& s) {
 
 // Which page a key lies on: threads 0..kKeys-1 look up the keys of a tile, the next kKeys their values.
 struct PageLookup {
-  int32_t block = -1;  // -1: no row of the query tile sees the key, so its table entry is not read
+  int32_t block = -1;  // -1: no row sees the key, or another block loads it, so its table entry is not read
   uint32_t token = 0;  // in the block
 };
 
 template <class Config>
 static __device__ __forceinline__ PageLookup look_up(const PagedPrefillParams& p, int64_t sequence, KeyRange keys,
-                                                     int key_tile) {
+                                                     int key_tile, uint32_t rank) {
   PageLookup found;
-  const int key = key_tile * Config::kKeys + threadIdx.x % Config::kKeys;
-  if (threadIdx.x < 2 * Config::kKeys && key >= keys.begin && key < keys.end) {
+  const uint32_t place = threadIdx.x % Config::kKeys;
+  const int key = key_tile * Config::kKeys + static_cast<int>(place);
+  const bool own = place / own_keys<Config>(p) == rank;
+  if (threadIdx.x < 2 * Config::kKeys && own && key >= keys.begin && key < keys.end) {
     const uint32_t page = static_cast<uint32_t>(key) / p.block_size;
     found.token = static_cast<uint32_t>(key) - page * p.block_size;
     found.block = p.op.block_table[sequence * p.op.block_table_stride + page];
@@ -103,19 +106,22 @@ static __device__ __forceinline__ void store_scale(float scale, int buffer, Shar
     s.scale[buffer][threadIdx.x / Config::kKeys][threadIdx.x % Config::kKeys] = scale;
 }
 
-// Starts the copies of a tile whose rows are known. Rows nobody sees and columns behind head_dim become zeros.
+// Starts the copies of the block's own share of a tile whose rows are known. Rows nobody sees and columns behind
+// head_dim become zeros.
 template <class Config, bool kFp8, class Shared>
-static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, KeyRange keys, int key_tile, Shared& s) {
+static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, KeyRange keys, int key_tile,
+                                                  uint32_t rank, Shared& s) {
   using Element = typename Shared::Element;
   constexpr int kElements = 16 / sizeof(Element);
   constexpr int kRowPieces = Config::kPieces * sizeof(Element) / 2;
   const int stage = key_tile % 2;
   const int row_bytes = p.op.cache.head_dim * sizeof(Element);
   const int first = keys.begin - key_tile * Config::kKeys, last = keys.end - key_tile * Config::kKeys - 1;
+  const int own = own_keys<Config>(p), end = (rank + 1) * own * kRowPieces;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < Config::kKeys * kRowPieces; i += blockDim.x) {
+    for (int i = rank * own * kRowPieces + threadIdx.x; i < end; i += blockDim.x) {
       const int row = i / kRowPieces, piece = i - row * kRowPieces;
       const int bytes = row < first || row > last ? 0 : row_bytes - piece * 16;
       const Element* source = s.row[stage][side][row] + piece * kElements;
@@ -126,6 +132,36 @@ static __device__ __forceinline__ void start_tile(const PagedPrefillParams& p, K
         copy_piece(s.tiles[stage][side] + place * kElements, source, bytes, p.cache_width);
       }
     }
+  }
+}
+
+// What the other blocks of the cluster have loaded of a tile, behind a barrier of the cluster. The next one must come
+// before a block loads to this stage again, or ends.
+template <class Config, bool kFp8, class Shared>
+static __device__ __forceinline__ void take_from_cluster(const PagedPrefillParams& p, bool token_scales, int stage,
+                                                         uint32_t rank, Shared& s) {
+  constexpr int kKeys = Config::kKeys;
+  constexpr int kRowPieces = Config::kPieces * sizeof(typename Shared::Element) / 2;
+  const int own = own_keys<Config>(p);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    uint4* tile;
+    if constexpr (kFp8) {
+      tile = reinterpret_cast<uint4*>(s.codes[stage][side]);
+    } else {
+      tile = reinterpret_cast<uint4*>(s.tiles[stage][side]);
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x; i < (kKeys - own) * kRowPieces; i += blockDim.x) {
+      const int row = ((rank + 1) * own + i / kRowPieces) % kKeys;  // each block begins with another
+      uint4* piece = tile + row * kRowPieces + i % kRowPieces;
+      *piece = load_from_cluster_16(address_in_block(shared_address(piece), row / own));
+    }
+  }
+  const uint32_t key = threadIdx.x % kKeys;
+  if (token_scales && threadIdx.x < 2 * kKeys && key / own != rank) {
+    float& scale = s.scale[stage][threadIdx.x / kKeys][key];
+    scale = load_from_cluster_float(address_in_block(shared_address(&scale), key / own));
   }
 }
 

@@ -10,7 +10,7 @@ namespace pagedkern {
 template <int kDim>
 static __device__ __forceinline__ float4* thread_slot(const PagedPrefillParams& p, int64_t slot) {
   return reinterpret_cast<float4*>(p.partials) + slot * PagedPrefillConfig<kDim, false>::kSlotVectors * p.slot_threads +
-         threadIdx.x;
+         (blockIdx.x & ((1u << p.cluster_log) - 1)) * blockDim.x + threadIdx.x;
 }
 
 template <int kDim>
@@ -50,12 +50,14 @@ static __device__ __forceinline__ void add_partial(const PagedPrefillParams& p, 
   }
 }
 
-// Puts down what this block has of the unit. True for the block that comes last: `rows` are then those of all parts, in
-// their order.
+// Puts down what this block has of the unit. True for the block that comes last, of those with the same rows: `rows`
+// are then those of all parts, in their order.
 template <int kDim, class Shared>
 static __device__ __forceinline__ bool merge_parts(const PagedPrefillParams& p, const Part& part, int32_t num_rows,
-                                                   const Cut& cut, WarpRows<kDim>& rows, Shared& s) {
-  const PartPlaces places = places_of(p, part, cut);
+                                                   const Cut& cut, const ClusterPlace& place, WarpRows<kDim>& rows,
+                                                   Shared& s) {
+  PartPlaces places = places_of(p, part, cut, place.bucket);
+  places.counter = (places.counter << p.cluster_log) + place.rank;
   const bool live = static_cast<int32_t>(threadIdx.x / 32) * Shared::Config::kWarpRows < num_rows;  // the warp's
   if (live) store_partial(p, rows, places.mine);
   if (!is_last_part(p, places, s.split)) return false;

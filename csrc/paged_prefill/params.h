@@ -14,6 +14,8 @@ struct PagedPrefillParams : SplitParams {
   int32_t cache_width;   // likewise, of keys and values
   int32_t out_width;     // 16 or 2
   int32_t slot_threads;  // of a partial result: those of the warps that have rows
+  int32_t block_rows;    // of tile_rows: what each block of a cluster has
+  int32_t cluster_log;   // of 2^cluster_log blocks, which share what they load
 };
 
 }  // namespace pagedkern

@@ -56,4 +56,41 @@ static __device__ __forceinline__ QueryTile query_tile(const PagedPrefillParams&
           static_cast<int32_t>(min(rows - first_row, static_cast<int64_t>(p.tile_rows)))};
 }
 
+// Keys that some row of the tile sees, of those of the part.
+template <class Config>
+static __device__ __forceinline__ KeyRange keys_of(const PagedPrefillParams& p, const QueryTile& tile,
+                                                   const Part& part) {
+  const int64_t before = static_cast<int64_t>(part.seq_len) - tile.query_len;
+  const int64_t first = before + tile.first_row / p.group;
+  const int64_t last = before + (tile.first_row + tile.num_rows - 1) / p.group;
+  return {max(visible_keys(first, p.window, part.seq_len).begin, part.tile_begin * Config::kTileKeys),
+          static_cast<int32_t>(min(static_cast<int64_t>(visible_keys(last, p.window, part.seq_len).end),
+                                   part.tile_end * int64_t{Config::kTileKeys}))};
+}
+
+// A block without a cluster is one of its own.
+struct ClusterPlace {
+  uint32_t rank;
+  uint32_t bucket;
+  uint32_t buckets;
+
+  static __device__ __forceinline__ ClusterPlace of(const PagedPrefillParams& p) {
+    return {blockIdx.x & ((1u << p.cluster_log) - 1), blockIdx.x >> p.cluster_log, gridDim.x >> p.cluster_log};
+  }
+};
+
+// Keys of a tile that a block loads for its cluster.
+template <class Config>
+static __device__ __forceinline__ uint32_t own_keys(const PagedPrefillParams& p) {
+  return static_cast<uint32_t>(Config::kKeys) >> p.cluster_log;
+}
+
+// The block's own rows of the cluster's tile; there may be none.
+static __device__ __forceinline__ QueryTile rows_of_block(const PagedPrefillParams& p, QueryTile tile, uint32_t rank) {
+  const int32_t before = static_cast<int32_t>(rank) * p.block_rows;
+  tile.first_row += before;
+  tile.num_rows = max(min(tile.num_rows - before, p.block_rows), 0);
+  return tile;
+}
+
 }  // namespace pagedkern

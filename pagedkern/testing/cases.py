@@ -10,7 +10,8 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # Ratios users have run into, beside the common ones.
 HEAD_RATIOS = (
     (1, 1), (2, 1), (3, 3), (4, 4), (4, 2), (6, 2), (8, 2), (9, 3), (13, 1), (16, 8), (24, 1), (24, 4), (28, 4),
-    (32, 8), (40, 8), (48, 4), (64, 4), (71, 1), (14, 2), (12, 12), (20, 4), (128, 1),
+    (32, 8), (40, 8), (48, 4), (64, 4), (71, 1), (14, 2), (12, 12), (20, 4), (128, 1), (200, 1),
+    (600, 2), (1040, 1),
 )  # fmt: skip
 HEAD_DIMS = tuple(range(8, 257, 8))
 BLOCK_SIZES = (1, 8, 16, 32, 48, 64, 128, 256, 512)
@@ -234,6 +235,18 @@ def _many_rows() -> list[AttentionCase]:
     return cases
 
 
+def _many_heads() -> list[AttentionCase]:
+    """More query heads of a KV head than one block of a GPU takes."""
+    base = AttentionCase("heads", seq_lens=(1, 300, 0, 70), heads=(200, 1))
+    fp8 = replace(base, name="heads-fp8", cache_dtype=E4M3, k_scale="token", v_scale="token", sinks=True, alibi=True)
+    chunk = replace(base, name="heads-chunk", seq_lens=(150, 9), q_lens=(7, 9))
+    cases = [case for each in (base, fp8) for case in sweep(each, num_splits=(0, 3), heads=((300, 1), (1040, 2)))]
+    cases += sweep(replace(base, cache_layout="odd", softcap=5.0), head_dim=(40, 96, 128, 192, 256))
+    cases += sweep(replace(fp8, k_scale="head"), head_dim=(32, 96, 128, 192, 256))
+    cases += sweep(chunk, window=((-1, -1), (40, -1)), dtype=(BF16, FP16), cache_dtype=(None, E5M2))
+    return cases
+
+
 def _large_scores() -> list[AttentionCase]:
     """Scores beside whose rounding an exponent is small: the greatest takes all. The reference decides it in float64,
     so what is asked for is that a maximum and its own score stay equal, and that nothing becomes infinite or NaN."""
@@ -287,5 +300,5 @@ def _edges() -> list[AttentionCase]:
 
 ATTENTION_CASES: list[AttentionCase] = [
     *_heads(), *_head_dims(), *_block_sizes(), *_dtypes(), *_layouts(), *_masks(), *_score_options(), *_scales(),
-    *_splits(), *_many_rows(), *_large_scores(), *_edges(),
+    *_splits(), *_many_rows(), *_many_heads(), *_large_scores(), *_edges(),
 ]  # fmt: skip

@@ -181,6 +181,8 @@ class ManyRows:
 
 
 READ_ONCE = (
+    ManyRows(Heads(1024, 1, 128), 1),
+    ManyRows(Heads(200, 1, 128), 1),
     ManyRows(Heads(128, 1, 128), 1),
     ManyRows(Heads(71, 1, 128), 1),
     ManyRows(Heads(64, 1, 128), 1),
@@ -189,6 +191,7 @@ READ_ONCE = (
     ManyRows(Heads(32, 8, 128), 16),
 )
 SHARED_OUT = (
+    ManyRows(Heads(200, 1, 128), 1),
     ManyRows(Heads(64, 1, 128), 1),
     ManyRows(Heads(32, 8, 128), 16),
     ManyRows(Heads(32, 8, 128), 32),
