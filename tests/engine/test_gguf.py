@@ -12,17 +12,11 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize
 
 from engine_min import SamplingParams
-from engine_min.gguf_file import GGUFCheckpoint, dequantize
+from engine_min.gguf_file import GGUFCheckpoint
 from engine_min.loader import open_checkpoint
 from engine_min.quantized import QuantizedLinear, is_fast
 
 Q = GGMLQuantizationType
-
-
-@pytest.mark.parametrize("kind, dtype", [(Q.F32, torch.float32), (Q.F16, torch.float16), (Q.BF16, torch.bfloat16)])
-def test_plain_floats_keep_their_bits(kind, dtype):
-    values = torch.randn(64).to(dtype)
-    assert torch.equal(dequantize(values.view(torch.uint8), kind), values)
 
 
 def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -90,14 +84,15 @@ def test_same_model_as_the_directory_it_was_made_from(make_llama, make_llm, tap,
         torch.testing.assert_close(rows[1][key], row, atol=0, rtol=0)
 
 
-def test_quantised_file_gives_the_dequantised_weights(make_llama, make_llm, tap, tmp_path):
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q5_0, Q.F16, Q.BF16])
+def test_quantised_file_gives_the_dequantised_weights(make_llama, make_llm, tmp_path, kind):
     _, model = make_llama(tie_word_embeddings=True)
     del model.lm_head
-    gguf = write_gguf(tmp_path / "model.gguf", model, kind=Q.Q4_1)
+    gguf = write_gguf(tmp_path / "model.gguf", model, kind=kind)
     checkpoint = open_checkpoint(str(gguf))
     assert checkpoint.config.tie_word_embeddings
     weight = model.model.layers[1].self_attn.q_proj.weight.detach().numpy()
-    expected = gguf_dequantize(quantize(weight, Q.Q4_1), Q.Q4_1)  # rows are quantised one by one: the order is free
+    expected = gguf_dequantize(quantize(weight, kind), kind)  # rows are quantised one by one: the order is free
     assert torch.equal(checkpoint.tensor("model.layers.1.self_attn.q_proj.weight"), torch.from_numpy(expected))
     assert len(make_llm(gguf).generate("x", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
@@ -208,12 +203,12 @@ def test_damaged_files_are_refused(make_llama, make_llm, tmp_path):
     raw = path.read_bytes()
     for length in range(40, len(raw), len(raw) // 40):
         path.write_bytes(raw[:length])
-        with pytest.raises(ValueError, match="no checkpoint that can be read|it is cut or damaged"):
+        with pytest.raises(ValueError, match="is not a GGUF file, or a damaged one"):
             open_checkpoint(str(path))
     key = b"llama.block_count"
     at = raw.index(key) + len(key)
     path.write_bytes(raw[:at] + b"\x0d" + raw[at + 1 :])
-    with pytest.raises(ValueError, match="GGUF value type 13 is not known"):
+    with pytest.raises(ValueError, match="a damaged one: .*13.* is not a valid GGUFValueType"):
         open_checkpoint(str(path))
 
 
