@@ -10,7 +10,8 @@ from engine_min.config import EngineConfig, ModelConfig
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 
-_SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
+# Of a checkpoint's tensor that is a scale of the KV cache, and none of the model's weights.
+SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
 
 Scales = list[tuple[torch.Tensor, torch.Tensor]]  # (k_scale, v_scale) of each layer, as the ops take them
 
@@ -64,11 +65,6 @@ class KVCache:
                 self._swap_blocks(source, target, mapping)
 
 
-def is_scale(name: str) -> bool:
-    """Whether a checkpoint's tensor is a scale of the KV cache, and none of the model's weights."""
-    return _SCALE_NAME.fullmatch(name) is not None
-
-
 def static_scales(config: EngineConfig, checkpoint: Checkpoint, parallel: TensorParallel,
                   device: torch.device) -> Scales:  # fmt: skip
     """What kv_scales asks for, of this process's heads; none where they are dynamic, or the cache is not FP8."""
@@ -83,7 +79,7 @@ def static_scales(config: EngineConfig, checkpoint: Checkpoint, parallel: Tensor
     def own(layer: int, side: str, scale: torch.Tensor) -> torch.Tensor:
         if not (scale.isfinite() & (scale > 0)).all():
             raise ValueError(f"layer {layer}'s {side}_scale holds a scale that is not finite and positive")
-        part = scale if scale.numel() == 1 else parallel.part(scale, 0, scale.numel())
+        part = scale if scale.numel() == 1 else parallel.part(scale, 0)
         return part.to(device).contiguous()
 
     return [(own(i, "k", key), own(i, "v", value)) for i, (key, value) in enumerate(scales)]
@@ -102,8 +98,8 @@ def _given_scales(given, shape: tuple[int, int]) -> Scales:
 
 def _checkpoint_scales(checkpoint: Checkpoint, num_layers: int, num_heads: int) -> Scales:
     found: dict[tuple[int, str], torch.Tensor] = {}
-    for name in filter(is_scale, checkpoint.names):
-        layer, side = _SCALE_NAME.fullmatch(name).groups()
+    for name in filter(SCALE_NAME.fullmatch, checkpoint.names):
+        layer, side = SCALE_NAME.fullmatch(name).groups()
         scale = found[int(layer), side] = checkpoint.tensor(name).float().flatten()
         if scale.numel() not in (1, num_heads):
             raise ValueError(f"{name} has {scale.numel()} elements, expected 1 or {num_heads} (KV heads)")

@@ -1,20 +1,20 @@
 """Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
 
 import re
-from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine_min.attention import Attention
-from engine_min.kv_cache import is_scale
+from engine_min.config import ModelConfig
+from engine_min.kv_cache import SCALE_NAME
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 from engine_min.rope import rope_inv_freq, rope_table
 
-_TABLE = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # computed here
+_COMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # here, whatever a checkpoint says
 
 
 class Linear:
@@ -69,115 +69,115 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model, under Hugging Face's names."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * head, config.num_kv_heads * head
+    linears = {  # name: outputs, inputs, whether it has a bias
+        "self_attn.q_proj": (queries, hidden, config.attention_bias),
+        "self_attn.k_proj": (keys, hidden, config.attention_bias),
+        "self_attn.v_proj": (keys, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    layer = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    layer |= {f"{name}.weight": (outputs, inputs) for name, (outputs, inputs, _) in linears.items()}
+    layer |= {f"{name}.bias": (outputs,) for name, (outputs, _, has_bias) in linears.items() if has_bias}
+    if config.qk_norm:
+        layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    if config.rope.type == "factors":
+        shapes["rope_freqs.weight"] = (config.rope.rotary_dim // 2,)
+    return shapes
+
+
 class Weights:
-    """Reads a checkpoint's tensors, each checked for its shape, and makes linears of this process's part of them."""
+    """A checkpoint's tensors, each of the expected shape, and linears made of this process's part of them.
+
+    Random or left out weights give fluent nonsense, so a missing tensor is an error, and so is one that has no place.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, parallel: TensorParallel):
         self.config, self.parallel = checkpoint.config, parallel
+        self.shapes = tensor_shapes(self.config)
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self._keep_quantized = is_fast(dtype, device)
+        self._keeps_quantized = parallel.size == 1 and is_fast(dtype, device)
+        unexpected = checkpoint.names - self.shapes.keys()
+        unexpected = {name for name in unexpected if not (SCALE_NAME.fullmatch(name) or _COMPUTED.search(name))}
+        if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
+            unexpected.discard("lm_head.weight")
+        surprises = {"missing": self.shapes.keys() - checkpoint.names, "unexpected": unexpected}
+        problems = [f"{kind} {', '.join(sorted(names))}" for kind, names in surprises.items() if names]
+        if problems:
+            raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
 
-    def load(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        tensor = self._checked(name, self._checkpoint.tensor(name), shape)
+    def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = self._checked(name, self._checkpoint.tensor(name))
         if not tensor.is_floating_point():
             raise ValueError(f"{name} holds {tensor.dtype}, expected floating point numbers")
         return tensor.to(self._device, dtype or self._dtype)
 
-    def _checked(self, name: str, tensor, shape: tuple[int, ...]):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
+    def _checked(self, name: str, tensor):
+        if tuple(tensor.shape) != self.shapes[name]:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(self.shapes[name])}")
         return tensor
 
-    def linear(self, rows: dict[str, int], columns: int, bias: bool, unit: int = 1,
-               by_input: bool = False) -> Linear | QuantizedLinear:  # fmt: skip
-        """One linear of those named, each with so many rows, one below the other. The processes share its outputs or
-        its inputs, never less than a unit; what is cut by its inputs is summed, so one process alone adds the bias."""
-        part, dim = self.parallel.part, int(by_input)
-        cuts = [(name, count, (columns if by_input else count) // unit) for name, count in rows.items()]
-        biases = None
-        if bias:
-            parts = [part(self.load(f"{name}.bias", n), 0, 1 if by_input else units) for name, n, units in cuts]
-            biases = torch.cat(parts) if not by_input or self.parallel.rank == 0 else None
-        stored = concatenate([self._quantized(f"{name}.weight", (n, columns), dim, units) for name, n, units in cuts])
+    def linear(self, *names: str, unit: int = 1, by_input: bool = False) -> Linear | QuantizedLinear:
+        """One linear of those named, one below the other. The processes share its outputs or its inputs, never less
+        than a unit; what is cut by its inputs is summed, so one process alone adds the bias."""
+
+        def part(name: str, dim: int) -> torch.Tensor:
+            return self.parallel.part(self.load(name), dim, unit)
+
+        bias = None
+        if f"{names[0]}.bias" in self.shapes and not by_input:
+            bias = torch.cat([part(f"{name}.bias", 0) for name in names])
+        elif f"{names[0]}.bias" in self.shapes and self.parallel.rank == 0:
+            bias = self.load(f"{names[0]}.bias")
+        stored = self._quantized(*(f"{name}.weight" for name in names))
         if stored is not None:
-            return QuantizedLinear(stored, biases)
-        weights = [part(self.load(f"{name}.weight", n, columns), dim, units) for name, n, units in cuts]
-        return Linear(torch.cat(weights), biases)
+            return QuantizedLinear(stored, bias)
+        return Linear(torch.cat([part(f"{name}.weight", int(by_input)) for name in names]), bias)
 
     def head(self, embedding: torch.Tensor) -> Linear | QuantizedLinear:
         """The linear to the vocabulary, whose weight is the embedding where the model ties them."""
-        is_tied, shape = self.config.tie_word_embeddings, (self.config.vocab_size, self.config.hidden_size)
-        name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
-        stored = self._quantized(name, shape, 0, 1) if self.parallel.size == 1 else None
+        is_tied = self.config.tie_word_embeddings
+        stored = self._quantized("model.embed_tokens.weight" if is_tied else "lm_head.weight")
         if stored is not None:
             return QuantizedLinear(stored)
-        return Linear(self.parallel.vocabulary(embedding if is_tied else self.load(name, *shape)))
+        return Linear(self.parallel.vocabulary(embedding if is_tied else self.load("lm_head.weight")))
 
-    def _quantized(self, name: str, shape: tuple[int, int], dim: int, units: int) -> QuantizedTensor | None:
-        """This process's part in the few bits that it is stored in, unless a cut would part weights of one scale."""
-        is_kept = self._keep_quantized and name in self._checkpoint.names
-        stored = self._checkpoint.quantized(name) if is_kept else None
-        if stored is None:
+    def _quantized(self, *names: str) -> QuantizedTensor | None:
+        """One matrix of those named, in the few bits that all of them are stored in."""
+        if not self._keeps_quantized:
             return None
-        self._checked(name, stored, shape)
-        if dim == 1 and self.parallel.size > 1:
-            groups = stored.scale.size(1)
-            units = groups if units == shape[1] else units
-            if groups % units or units % self.parallel.size:
-                return None
-        return stored.map(lambda tensor: self.parallel.part(tensor, dim, units))
-
-
-class Names(Weights):
-    """The names of what a model asks for, before anything is read or there is memory for it."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._asked: set[str] = set()
-
-    def load(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
-        self._asked.add(name)
-
-    def linear(self, rows: dict[str, int], columns: int, bias: bool, unit: int = 1, by_input: bool = False) -> None:
-        self._asked.update(f"{name}.{kind}" for name in rows for kind in ("weight", "bias")[: 1 + bias])
-
-    def head(self, embedding: None) -> None:
-        if not self.config.tie_word_embeddings:
-            self._asked.add("lm_head.weight")
-
-    def check(self) -> None:
-        """Random or left out weights give fluent nonsense, so both kinds of surprise are errors."""
-        names = self._checkpoint.names
-        unexpected = {name for name in names - self._asked if not is_scale(name) and not _TABLE.search(name)}
-        if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
-            unexpected.discard("lm_head.weight")
-        surprises = {"missing": sorted(self._asked - names), "unexpected": sorted(unexpected)}
-        problems = [f"{kind} {', '.join(found)}" for kind, found in surprises.items() if found]
-        if problems:
-            raise ValueError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
+        stored = [self._checkpoint.quantized(name) for name in names]
+        if None in stored:
+            return None
+        return concatenate([self._checked(name, tensor) for name, tensor in zip(names, stored, strict=True)])
 
 
 class LlamaLayer:
     def __init__(self, index: int, weights: Weights):
         config, self.index, prefix = weights.config, index, f"model.layers.{index}."
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-        queries, keys = config.num_heads * head, config.num_kv_heads * head
-        self.input_norm = weights.load(prefix + "input_layernorm.weight", hidden)
-        rows = {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys}
-        self.qkv = weights.linear(rows, hidden, config.attention_bias, unit=head)
+        attention, mlp, head = prefix + "self_attn.", prefix + "mlp.", config.head_dim
+        self.input_norm = weights.load(prefix + "input_layernorm.weight")
+        self.qkv = weights.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj", unit=head)
         self.head_norms = None
         if config.qk_norm:
-            self.head_norms = [weights.load(f"{attention}{which}_norm.weight", head) for which in "qk"]
-        self.out = weights.linear({attention + "o_proj": hidden}, queries, config.output_bias, unit=head, by_input=True)
-        self.post_norm = weights.load(prefix + "post_attention_layernorm.weight", hidden)
-        self.gate_up = weights.linear({mlp + "gate_proj": inner, mlp + "up_proj": inner}, hidden, config.mlp_bias)
-        self.down = weights.linear({mlp + "down_proj": hidden}, inner, config.mlp_bias, by_input=True)
-        self.eps = config.rms_norm_eps
-        self.parallel = weights.parallel
+            self.head_norms = [weights.load(f"{attention}{which}_norm.weight") for which in "qk"]
+        self.out = weights.linear(attention + "o_proj", unit=head, by_input=True)
+        self.post_norm = weights.load(prefix + "post_attention_layernorm.weight")
+        self.gate_up = weights.linear(mlp + "gate_proj", mlp + "up_proj")
+        self.down = weights.linear(mlp + "down_proj", by_input=True)
+        self.eps, self.head_dim, self.parallel = config.rms_norm_eps, head, weights.parallel
         local = self.parallel.local(config)
         self.num_heads = (local.num_heads, local.num_kv_heads)
-        self.head_dim = head
 
     def __call__(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
@@ -203,30 +203,19 @@ class LlamaModel:
                  parallel: TensorParallel):  # fmt: skip
         config = self.config = checkpoint.config
         self.parallel = parallel
-        names = Names(checkpoint, dtype, device, parallel)
-        self._read(names, range(config.num_layers))
-        names.check()
         weights = Weights(checkpoint, dtype, device, parallel)
+        self.embedding = weights.load("model.embed_tokens.weight")
         layers = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
-        factors = self._read(weights, layers)
+        self.layers = [LlamaLayer(i, weights) for i in layers]
+        self.norm = weights.load("model.norm.weight")
+        self.head = weights.head(self.embedding)
         self.quantized_layers = None
         if parallel.size == 1 and QuantizedLayers.fit(self.layers):
-            self.quantized_layers = QuantizedLayers(
-                self.layers, lambda name: weights.load(name, config.hidden_size, dtype=torch.float32)
-            )
-        inv_freq = rope_inv_freq(config.rope, factors)
-        self.cos_sin_cache = rope_table(inv_freq, max_position, config.rope.attention_factor)
-
-    def _read(self, weights: Weights, layers: Iterable[int]) -> torch.Tensor | None:
-        """All tensors but what is made of them; the rope factors, where the checkpoint has some."""
-        config = self.config
-        self.embedding = weights.load("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [LlamaLayer(i, weights) for i in layers]
-        self.norm = weights.load("model.norm.weight", config.hidden_size)
-        self.head = weights.head(self.embedding)
-        if config.rope.type != "factors":
-            return None
-        return weights.load("rope_freqs.weight", config.rope.rotary_dim // 2, dtype=torch.float32)
+            self.quantized_layers = QuantizedLayers(self.layers, lambda name: weights.load(name, torch.float32))
+        factors = None
+        if config.rope.type == "factors":
+            factors = weights.load("rope_freqs.weight", torch.float32)
+        self.cos_sin_cache = rope_table(rope_inv_freq(config.rope, factors), max_position, config.rope.attention_factor)
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""

@@ -28,13 +28,11 @@ class TensorParallel:
             )
         return replace(config, num_heads=heads // self.size, num_kv_heads=max(1, kv_heads // self.size))
 
-    def part(self, tensor: torch.Tensor, dim: int, units: int) -> torch.Tensor:
-        """This process's share of a dimension that consists of so many units (heads, or rows); those that are fewer
-        than the processes are kept by several of them."""
-        if self.size == 1:
-            return tensor
-        step, count = tensor.size(dim) // units, max(1, units // self.size)
-        return tensor.narrow(dim, self.rank * units // self.size * step, count * step)
+    def part(self, tensor: torch.Tensor, dim: int, unit: int = 1) -> torch.Tensor:
+        """This process's share of a dimension that consists of units (heads, or rows) of such a size; those that are
+        fewer than the processes are kept by several of them."""
+        units = tensor.size(dim) // unit
+        return tensor.narrow(dim, self.rank * units // self.size * unit, max(1, units // self.size) * unit)
 
     def vocabulary(self, weight: torch.Tensor) -> torch.Tensor:
         """This process's rows of the head, filled up to an equal number for each."""

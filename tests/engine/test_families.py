@@ -160,9 +160,9 @@ def test_parts_of_a_model_add_up():
     """What the processes of a parallel model hold is each row once, and KV heads that are too few are shared."""
     weight = torch.arange(24.0).view(12, 2)
     for size in (1, 2, 3, 6):
-        parts = [TensorParallel(rank, size).part(weight, 0, 6) for rank in range(size)]
+        parts = [TensorParallel(rank, size).part(weight, 0, 2) for rank in range(size)]
         assert torch.equal(torch.cat(parts), weight)
-    shared = [TensorParallel(rank, 4).part(weight, 0, 2) for rank in range(4)]
+    shared = [TensorParallel(rank, 4).part(weight, 0, 6) for rank in range(4)]
     assert torch.equal(torch.cat(shared), weight.view(2, 1, 6, 2).expand(2, 2, 6, 2).reshape(24, 2))
     rows = torch.cat([TensorParallel(rank, 5).vocabulary(weight) for rank in range(5)])
     assert rows.shape == (15, 2) and torch.equal(rows[:12], weight)

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_min import SamplingParams
-from engine_min.kv_cache import is_scale
+from engine_min.kv_cache import SCALE_NAME
 from pagedkern.kv_layout import bytes_per_token
 
 PROMPTS = [[(11 * i + j * j) % 250 for j in range(length)] for i, length in enumerate((40, 17, 3, 33, 40))]
@@ -144,8 +144,8 @@ def test_scales_need_an_fp8_cache(path, make_llm):
 
 
 def test_names_of_scales():
-    assert is_scale("model.layers.11.self_attn.k_scale") and is_scale("model.layers.0.self_attn.v_proj.v_scale")
-    assert not is_scale("model.layers.0.self_attn.q_scale") and not is_scale("model.layers.0.self_attn.k_proj.weight")
+    for name, is_one in {"k_scale": 1, "v_proj.v_scale": 1, "q_scale": 0, "k_proj.weight": 0}.items():
+        assert bool(SCALE_NAME.fullmatch(f"model.layers.11.self_attn.{name}")) == is_one
 
 
 def test_memory_counts_scales(path, make_llm):
