@@ -83,7 +83,7 @@ def main() -> int:
 
     stats = llm.stats()
     rows = [
-        ("model", f"SmolLM2-135M-Instruct, {str(llm.dtype).removeprefix('torch.')}"),
+        ("model", f"SmolLM2-135M-Instruct, {str(llm.backend.dtype).removeprefix('torch.')}"),
         ("requests", str(len(PROMPTS))),
         ("tokens in / out", f"{stats.tokens_in} / {stats.tokens_out}"),
         ("tokens/s generated", f"{stats.tokens_out / seconds:.1f}"),

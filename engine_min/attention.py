@@ -1,41 +1,11 @@
 """The one place where the model meets the ops: rotate, write to the cache, attend."""
 
-import os
 from dataclasses import dataclass
 
 import torch
 
-import pagedkern
-from engine_min.config import EngineConfig, ModelConfig
+from engine_min.config import Backend, EngineConfig, ModelConfig
 from engine_min.kv_cache import KVCache
-
-
-@dataclass(frozen=True)
-class Backend:
-    """Who runs the ops: every backend has the same ones, in a namespace of its own."""
-
-    name: str
-    device: torch.device
-    ops: object  # torch.ops.<namespace>
-    float32: bool  # whether the ops take float32 queries
-
-
-def resolve_backend(config: EngineConfig) -> Backend:
-    """The backend and device that are asked for, or the best that is here."""
-    has_gpu = torch.cuda.is_available()
-    name, device = config.attention, config.device
-    if name == "auto":
-        name = "cpu" if device == "cpu" or not has_gpu else ("cuda" if pagedkern.build_info()["cuda"] else "triton")
-    kinds = {"cuda": ("cuda",), "triton": ("cuda", "cpu")}.get(name, ("cpu",))
-    if device == "auto":
-        interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-        device = "cuda" if "cuda" in kinds and not interpreted else "cpu"
-    if device not in kinds:
-        raise ValueError(f"attention {name!r} runs on {' or '.join(kinds)}, device is {device!r}")
-    if device == "cuda" and not has_gpu:
-        raise ValueError(f"device 'cuda' (attention {name!r}): torch sees no CUDA GPU here")
-    ops = getattr(torch.ops, pagedkern.load_ops(name))
-    return Backend(name, torch.device(device), ops, float32=name in ("cpu", "reference"))
 
 
 @dataclass
@@ -58,31 +28,30 @@ class Attention:
     workspace. So what is recorded once can be replayed.
     """
 
-    def __init__(self, ops, model: ModelConfig, kv_cache: KVCache, cos_sin_cache: torch.Tensor, config: EngineConfig,
-                 max_model_len: int, dtype: torch.dtype):  # fmt: skip
+    def __init__(self, config: EngineConfig, model: ModelConfig, backend: Backend, kv_cache: KVCache,
+                 cos_sin_cache: torch.Tensor):  # fmt: skip
+        ops, device, num_tokens = backend.ops, backend.device, config.max_num_batched_tokens
         self._rope_and_write = ops.rope_reshape_and_cache.default
         self._write_dynamic = ops.reshape_and_cache_dynamic.default
         self._attend = ops.paged_attention.default
         self._cache = kv_cache
-        device, num_tokens = kv_cache.storage.device, config.max_num_batched_tokens
-        self.cos_sin_cache = cos_sin_cache.to(device)
+        self._cos_sin_cache = cos_sin_cache.to(device)
         self._head_dim = model.head_dim
         self._heads = [model.num_heads, model.num_kv_heads, model.num_kv_heads]
-        self._out = torch.empty(num_tokens, model.num_heads, model.head_dim, dtype=dtype, device=device)
+        self._out = torch.empty(num_tokens, model.num_heads, model.head_dim, dtype=backend.dtype, device=device)
         self._no_slots = torch.full((num_tokens,), -1, device=device) if kv_cache.dynamic else None
-        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
         # Of its own, since what a recorded step reads must stay where it is.
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
         size = max(
-            ops.paged_attention_workspace_size(rows, *heads, config.max_num_seqs, longest, max_model_len)
+            ops.paged_attention_workspace_size(rows, *heads, config.max_num_seqs, longest, config.max_model_len)
             for rows, longest in ((config.max_num_seqs, 1), (num_tokens, num_tokens))
         )
         workspace = torch.zeros(size, dtype=torch.uint8, device=device) if size else None
         # (scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, k_scale, v_scale, lse, num_splits,
         # workspace)
-        windows = model.sliding_windows or [None] * model.num_layers
         self._options = [
             (model.head_dim**-0.5, True, (window or 0) - 1, -1, 0.0, None, None, *scales, None, 0, workspace)
-            for window, scales in zip(windows, kv_cache.scales, strict=True)
+            for window, scales in zip(model.sliding_windows, kv_cache.scales, strict=True)
         ]
 
     def begin(self, batch: BatchMetadata) -> None:
@@ -93,7 +62,7 @@ class Attention:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         batch, caches, scales = self._batch, self._cache.layers[layer], self._cache.scales[layer]
         query, key, value = qkv.view(qkv.size(0), -1, self._head_dim).split_with_sizes(self._heads, dim=1)
-        rotated = (query, key, value, *caches, batch.positions, self.cos_sin_cache)
+        rotated = (query, key, value, *caches, batch.positions, self._cos_sin_cache)
         if self._cache.dynamic:  # a negative slot rotates and writes nothing
             self._rope_and_write(*rotated, self._no_slots[: query.size(0)])
             self._write_dynamic(key, value, *caches, *scales, batch.slot_mapping)

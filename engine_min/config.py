@@ -1,11 +1,13 @@
-"""What the engine is asked for (EngineConfig) and what the model is (ModelConfig)."""
+"""What the engine is asked for (EngineConfig), what runs it here (Backend) and what the model is (ModelConfig)."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+import pagedkern
 from engine_min.request import refuse_first
 from engine_min.rope import RopeConfig, rope_from_hf
 
@@ -71,6 +73,44 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class Backend:
+    """Who runs the ops, and on what: every backend has the same ones, in a namespace of its own."""
+
+    name: str
+    device: torch.device
+    ops: object  # torch.ops.<namespace>
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+
+def resolve_backend(config: EngineConfig) -> Backend:
+    """What is asked for, or the best that is here."""
+    has_gpu = torch.cuda.is_available()
+    name, device, dtype = config.attention, config.device, config.dtype
+    if name == "auto":
+        name = "cpu" if device == "cpu" or not has_gpu else ("cuda" if pagedkern.build_info()["cuda"] else "triton")
+    kinds = {"cuda": ("cuda",), "triton": ("cuda", "cpu")}.get(name, ("cpu",))
+    if device == "auto":
+        interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        device = "cuda" if "cuda" in kinds and not interpreted else "cpu"
+    if device not in kinds:
+        raise ValueError(f"attention {name!r} runs on {' or '.join(kinds)}, device is {device!r}")
+    if device == "cuda" and not has_gpu:
+        raise ValueError(f"device 'cuda' (attention {name!r}): torch sees no CUDA GPU here")
+    takes_float32 = name in ("cpu", "reference")
+    if dtype == "auto":  # bfloat16 where there are instructions for it, since it halves the weights to read
+        is_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        dtype = "bfloat16" if is_fast or not takes_float32 else "float32"
+    if dtype == "float32" and not takes_float32:
+        raise ValueError(f"attention {name!r} takes bfloat16 and float16, dtype is float32")
+    cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    if cache_dtype != dtype and not cache_dtype.startswith("fp8"):
+        raise ValueError(f"kv_cache_dtype is {cache_dtype!r}, expected the model's dtype ({dtype}) or an FP8 one")
+    ops = getattr(torch.ops, pagedkern.load_ops(name))
+    return Backend(name, torch.device(device), ops, DTYPES[dtype], DTYPES[cache_dtype])
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     architecture: str
     vocab_size: int
@@ -88,7 +128,7 @@ class ModelConfig:
     output_bias: bool  # of the attention's output
     mlp_bias: bool
     qk_norm: bool  # every head's query and key are normalised before they are rotated
-    sliding_windows: tuple[int | None, ...]  # per layer, where any layer has one
+    sliding_windows: tuple[int | None, ...]  # of each layer
     eos_token_ids: frozenset[int]
 
     def __post_init__(self) -> None:
@@ -159,7 +199,7 @@ def _sliding_windows(config: dict, architecture: str) -> tuple[int | None, ...]:
     if architecture.startswith("Qwen") and not config.get("use_sliding_window"):
         window = None
     if architecture == "LlamaForCausalLM" or window is None:
-        return ()
+        return (None,) * num_layers
     first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
     by_index = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     kinds = config.get("layer_types") or by_index

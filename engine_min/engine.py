@@ -1,24 +1,25 @@
 """The engine: requests in, one forward pass per step, tokens and text out."""
 
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
 
-from engine_min.attention import Attention, Backend, resolve_backend
+from engine_min.attention import Attention
 from engine_min.block_manager import BlockManager
-from engine_min.config import DTYPES, EngineConfig
-from engine_min.kv_cache import KVCache, default_num_blocks, static_scales
+from engine_min.config import EngineConfig, resolve_backend
+from engine_min.kv_cache import KVCache
 from engine_min.llama import LlamaModel
-from engine_min.loader import Checkpoint, open_checkpoint, reading
+from engine_min.loader import open_checkpoint, reading
 from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from engine_min.runner import Runner
 from engine_min.sampler import choice_seed
 from engine_min.scheduler import Scheduler
 from engine_min.tokenizer import OutputText
-from pagedkern.kv_layout import bytes_per_token
 
 Prompt = str | list[int]
 Sampling = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
@@ -175,79 +176,34 @@ class LLM(EngineCore):
     """An engine for the model in a directory or a .gguf file. `options` are the fields of EngineConfig."""
 
     def __init__(self, model: str, **options):
-        config = self.config = EngineConfig(model, **options)
+        config = EngineConfig(model, **options)
         backend = self.backend = resolve_backend(config)
-        self.dtype = _resolve_dtype(config.dtype, backend)
-        cache_dtype = DTYPES.get(config.kv_cache_dtype, self.dtype)
-        if cache_dtype.itemsize > 1 and cache_dtype != self.dtype:
-            raise ValueError(
-                f"kv_cache_dtype is {config.kv_cache_dtype!r}, expected the model's dtype ({self.dtype}) or an FP8 one"
-            )
-        self.parallel = joined(config.tensor_parallel_size)
+        parallel = self.parallel = joined(config.tensor_parallel_size)
         checkpoint = open_checkpoint(config.model)
+        longest = self.max_model_len = min(config.max_model_len or math.inf, checkpoint.config.max_position)
+        config = self.config = replace(config, max_model_len=longest)
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < longest:
+            raise ValueError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}, expected at least max_model_len "
+                f"({longest}) without chunked prefill"
+            )
         self.model_config = checkpoint.config
         with reading(model):
             self.tokenizer = checkpoint.tokenizer()
-        longest = checkpoint.config.max_position
-        self.max_model_len = min(config.max_model_len or longest, longest)
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens is {config.max_num_batched_tokens}, expected at least max_model_len "
-                f"({self.max_model_len}) without chunked prefill"
-            )
-        network = self._load(checkpoint, model)
-        cache = self.kv_cache = self._allocate_cache(checkpoint)
+            network = LlamaModel(checkpoint, longest, backend, parallel)
+        cache = self.kv_cache = KVCache(config, checkpoint, backend, parallel)
+        attention = Attention(config, parallel.local(checkpoint.config), backend, cache, network.cos_sin_cache)
         blocks = BlockManager(
-            cache.num_blocks, config.block_size, config.max_num_seqs, self.max_model_len, cache, cache.num_host_blocks,
+            cache.num_blocks, config.block_size, config.max_num_seqs, longest, cache, cache.num_host_blocks,
             config.enable_prefix_caching,
         )  # fmt: skip
-        local = self.parallel.local(self.model_config)
-        attention = Attention(backend.ops, local, cache, network.cos_sin_cache, config, self.max_model_len, self.dtype)
         super().__init__(
             blocks,
             Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill),
-            Runner(network, attention, blocks, config, self.max_model_len, backend.device),
+            Runner(config, network, attention, blocks, backend.device),
         )
         self._numbers = itertools.count()
         self._seeds = torch.Generator().manual_seed(config.seed)
-
-    def _load(self, checkpoint: Checkpoint, model: str) -> LlamaModel:
-        with reading(model):
-            return LlamaModel(checkpoint, self.max_model_len, self.dtype, self.backend.device, self.parallel)
-
-    def _allocate_cache(self, checkpoint: Checkpoint) -> KVCache:
-        config, model, device = self.config, self.parallel.local(self.model_config), self.backend.device
-        dtype = DTYPES.get(config.kv_cache_dtype, self.dtype)
-        scales = static_scales(config, checkpoint, self.parallel, device)
-        is_dynamic = dtype.itemsize == 1 and not scales
-        per_token = bytes_per_token(model.num_kv_heads, model.head_dim, dtype, model.num_layers, is_dynamic)
-        block_bytes = config.block_size * per_token
-        wanted = config.max_num_seqs * -(-self.max_model_len // config.block_size)
-        num_blocks = config.num_blocks or default_num_blocks(config, model, block_bytes, wanted, device)
-        return KVCache(
-            model, self.parallel.least(num_blocks), config.block_size, dtype, device, self.backend.ops, scales,
-            num_host_blocks=int(config.swap_space_gib * 2**30) // block_bytes,
-        )  # fmt: skip
-
-    def reload_weights(self, model: str | None = None) -> None:
-        """Loads the weights again, from another checkpoint of the same model if one is given. Nothing computed with the
-        old ones is used again."""
-        if self.has_unfinished():
-            raise RuntimeError("reload_weights() needs an idle engine: finish or abort the requests first")
-        checkpoint = open_checkpoint(model or self.config.model)
-        if checkpoint.config != self.model_config:
-            raise ValueError(f"{model!r} is not a checkpoint of the model that is loaded: its config differs")
-        scales = static_scales(self.config, checkpoint, self.parallel, self.backend.device)
-        old, new = ([scale for pair in pairs for scale in pair] for pairs in (self.kv_cache.static_scales, scales))
-        if [scale.shape for scale in new] != [scale.shape for scale in old]:
-            raise ValueError(f"{model!r} has not the KV cache scales that the checkpoint loaded first has")
-        self.runner.model = self._load(checkpoint, model or self.config.model)
-        self.runner.attention.cos_sin_cache.copy_(self.runner.model.cos_sin_cache)  # in place: recorded steps read it
-        for scale, value in zip(old, new, strict=True):
-            scale.copy_(value)
-        self.blocks.reset_prefix_cache()
-        if self.runner.graphs is not None:
-            self.runner.record()
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Sampling = None) -> list[RequestOutput]:
         """Runs prompts (text or ids, one or several) to their end; the outputs are in the prompts' order."""
@@ -312,13 +268,3 @@ class LLM(EngineCore):
         needed = self.blocks.blocks_for(total - 1)  # the last token's keys are never stored
         if needed > self.blocks.num_blocks:
             raise ValueError(f"{sizes} need {needed} KV blocks, the pool has {self.blocks.num_blocks}")
-
-
-def _resolve_dtype(name: str, backend: Backend) -> torch.dtype:
-    """ "auto" is bfloat16 where there are instructions for it, since it halves the weights to read, else float32."""
-    if name != "auto":
-        if name == "float32" and not backend.float32:
-            raise ValueError(f"attention {backend.name!r} takes bfloat16 and float16, dtype is float32")
-        return getattr(torch, name)
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast or not backend.float32 else torch.float32

@@ -6,9 +6,10 @@ import re
 import torch
 
 from engine_min.block_manager import Pairs
-from engine_min.config import EngineConfig, ModelConfig
+from engine_min.config import Backend, EngineConfig, ModelConfig
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
+from pagedkern.kv_layout import bytes_per_token
 
 # Of a checkpoint's tensor that is a scale of the KV cache, and none of the model's weights.
 SCALE_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
@@ -20,31 +21,33 @@ class KVCache:
     """Layout N2 of pagedkern.kv_layout: keys and values of a block lie together. Left uninitialised: what no query may
     see cannot change a result, and pages that are never touched cost no memory.
 
-    `scales` are the static ones of an FP8 cache, which without them has one per token and head, found as tokens are
-    written and kept beside them. It moves blocks for the block manager, their scales too.
+    An FP8 cache has the static scales that are asked for, or one per token and head, found as tokens are written and
+    kept beside them. It moves blocks for the block manager, their scales too.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
-                 ops, scales: Scales, num_host_blocks: int):  # fmt: skip
-        self.num_blocks = num_blocks
-        self.num_host_blocks = num_host_blocks
-        self.dynamic = dtype.itemsize == 1 and not scales
-        shape = (config.num_layers, num_blocks, 2, block_size, config.num_kv_heads, config.head_dim)
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, backend: Backend, parallel: TensorParallel):
+        model, device, dtype = parallel.local(checkpoint.config), backend.device, backend.cache_dtype
+        self.scales = static_scales(config, checkpoint, parallel, device) if dtype.itemsize == 1 else []
+        self.dynamic = dtype.itemsize == 1 and not self.scales
+        per_token = bytes_per_token(model.num_kv_heads, model.head_dim, dtype, model.num_layers, self.dynamic)
+        num_blocks = config.num_blocks or default_num_blocks(config, model, config.block_size * per_token, device)
+        self.num_blocks = parallel.least(num_blocks)
+        self.num_host_blocks = int(config.swap_space_gib * 2**30) // (config.block_size * per_token)
+        shape = (model.num_layers, self.num_blocks, 2, config.block_size, model.num_kv_heads, model.head_dim)
         self.storage = torch.empty(shape, dtype=dtype, device=device)
         self._pools = [self.storage]
         self.layers = [part.unbind(1) for part in self.storage]
-        self.static_scales = scales
-        self.scales = scales or [(None, None)] * config.num_layers
         if self.dynamic:
             self._pools.append(torch.empty(*shape[:-1], 1, dtype=torch.float32, device=device))
             self.scales = [part.squeeze(-1).unbind(1) for part in self._pools[1]]
+        self.scales = self.scales or [(None, None)] * model.num_layers
+        is_pinned = device.type == "cuda"
         self._host = [
-            torch.empty((pool.size(0), num_host_blocks, *pool.shape[2:]), dtype=pool.dtype,
-                        pin_memory=device.type == "cuda")
+            torch.empty((len(pool), self.num_host_blocks, *pool.shape[2:]), dtype=pool.dtype, pin_memory=is_pinned)
             for pool in self._pools
-        ]  # fmt: skip
-        self._copy_blocks = ops.copy_blocks.default
-        self._swap_blocks = ops.swap_blocks.default
+        ]
+        self._copy_blocks = backend.ops.copy_blocks.default
+        self._swap_blocks = backend.ops.swap_blocks.default
 
     def copy(self, pairs: Pairs) -> None:
         mapping = torch.tensor(pairs)
@@ -67,50 +70,48 @@ class KVCache:
 
 def static_scales(config: EngineConfig, checkpoint: Checkpoint, parallel: TensorParallel,
                   device: torch.device) -> Scales:  # fmt: skip
-    """What kv_scales asks for, of this process's heads; none where they are dynamic, or the cache is not FP8."""
-    model = checkpoint.config
-    if not config.kv_cache_dtype.startswith("fp8") or config.kv_scales == "dynamic":
+    """What kv_scales asks for, of this process's heads; none where they are dynamic."""
+    shape, given = (checkpoint.config.num_layers, checkpoint.config.num_kv_heads), config.kv_scales
+    if given == "dynamic":
         return []
-    if config.kv_scales == "auto":
-        scales = _checkpoint_scales(checkpoint, model.num_layers, model.num_kv_heads)
-    else:
-        scales = _given_scales(config.kv_scales, (model.num_layers, model.num_kv_heads))
-
-    def own(layer: int, side: str, scale: torch.Tensor) -> torch.Tensor:
-        if not (scale.isfinite() & (scale > 0)).all():
-            raise ValueError(f"layer {layer}'s {side}_scale holds a scale that is not finite and positive")
-        part = scale if scale.numel() == 1 else parallel.part(scale, 0)
-        return part.to(device).contiguous()
-
-    return [(own(i, "k", key), own(i, "v", value)) for i, (key, value) in enumerate(scales)]
+    sides = _checkpoint_scales(checkpoint, *shape) if given == "auto" else _given_scales(given, shape)
+    for side, scales in zip("kv", sides, strict=False):
+        usable = (scales.isfinite() & (scales > 0)).all(dim=1).tolist()
+        if not all(usable):
+            raise ValueError(
+                f"layer {usable.index(False)}'s {side}_scale holds a scale that is not finite and positive"
+            )
+    return list(zip(*(parallel.part(scales, 1).to(device).contiguous() for scales in sides), strict=True))
 
 
-def _given_scales(given, shape: tuple[int, int]) -> Scales:
+def _given_scales(given, shape: tuple[int, int]) -> list[torch.Tensor]:
+    """[num_layers, num_kv_heads] for keys and for values."""
     pair = given if isinstance(given, tuple | list) else (given, given)
     if len(pair) != 2:
         raise ValueError(f"kv_scales has {len(pair)} entries, expected one for keys and one for values")
     sides = [torch.as_tensor(side, dtype=torch.float32) for side in pair]
     for side in sides:
-        if side.dim() > 2 or (side.dim() and side.shape not in (shape, (shape[0], 1), shape[1:])):
+        if side.shape not in ((), shape, (shape[0], 1), shape[1:]):
             raise ValueError(f"kv_scales is {list(side.shape)}, expected a number, {list(shape[1:])} or {list(shape)}")
-    return list(zip(*(side.expand(shape) for side in sides), strict=True))
+    return [side.expand(shape) for side in sides]
 
 
-def _checkpoint_scales(checkpoint: Checkpoint, num_layers: int, num_heads: int) -> Scales:
+def _checkpoint_scales(checkpoint: Checkpoint, num_layers: int, num_heads: int) -> list[torch.Tensor]:
+    """The same from the checkpoint's tensors, if it has any."""
     found: dict[tuple[int, str], torch.Tensor] = {}
     for name in filter(SCALE_NAME.fullmatch, checkpoint.names):
         layer, side = SCALE_NAME.fullmatch(name).groups()
-        scale = found[int(layer), side] = checkpoint.tensor(name).float().flatten()
+        scale = checkpoint.tensor(name).float().flatten()
         if scale.numel() not in (1, num_heads):
             raise ValueError(f"{name} has {scale.numel()} elements, expected 1 or {num_heads} (KV heads)")
+        found[int(layer), side] = scale.expand(num_heads)
     missing = [f"{side}_scale of layer {i}" for i in range(num_layers) for side in "kv" if (i, side) not in found]
     if found and missing:
         raise ValueError(f"the checkpoint has KV cache scales, but lacks {', '.join(missing)}")
-    return [(found[i, "k"], found[i, "v"]) for i in range(num_layers)] if found else []
+    return [torch.stack([found[i, side] for i in range(num_layers)]) for side in "kv"] if found else []
 
 
-def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: int, wanted: int,
-                       device: torch.device) -> int:  # fmt: skip
+def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: int, device: torch.device) -> int:
     """What the batch could ever use, if the memory is there: on a GPU the share of it that is ours, less what weights,
     logits and activations take; on the CPU a quarter of what is free now."""
     if device.type == "cuda":
@@ -125,4 +126,5 @@ def default_num_blocks(config: EngineConfig, model: ModelConfig, block_bytes: in
             )
     else:
         room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    wanted = config.max_num_seqs * -(-config.max_model_len // config.block_size)
     return max(1, min(wanted, room // block_bytes))

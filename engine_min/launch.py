@@ -90,5 +90,5 @@ def _led(name: str):
     return call
 
 
-for _name in ("add_request", "step", "abort", "fork", "reload_weights"):
+for _name in ("add_request", "step", "abort", "fork"):
     setattr(LeadingLLM, _name, _led(_name))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine_min.attention import Attention
-from engine_min.config import ModelConfig
+from engine_min.config import Backend, ModelConfig
 from engine_min.kv_cache import SCALE_NAME
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
@@ -102,11 +102,11 @@ class Weights:
     Random or left out weights give fluent nonsense, so a missing tensor is an error, and so is one that has no place.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, parallel: TensorParallel):
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, parallel: TensorParallel):
         self.config, self.parallel = checkpoint.config, parallel
         self.shapes = tensor_shapes(self.config)
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self._keeps_quantized = parallel.size == 1 and is_fast(dtype, device)
+        self._checkpoint, self._backend = checkpoint, backend
+        self._keeps_quantized = parallel.size == 1 and is_fast(backend.dtype, backend.device)
         unexpected = checkpoint.names - self.shapes.keys()
         unexpected = {name for name in unexpected if not (SCALE_NAME.fullmatch(name) or _COMPUTED.search(name))}
         if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
@@ -120,7 +120,7 @@ class Weights:
         tensor = self._checked(name, self._checkpoint.tensor(name))
         if not tensor.is_floating_point():
             raise ValueError(f"{name} holds {tensor.dtype}, expected floating point numbers")
-        return tensor.to(self._device, dtype or self._dtype)
+        return tensor.to(self._backend.device, dtype or self._backend.dtype)
 
     def _checked(self, name: str, tensor):
         if tuple(tensor.shape) != self.shapes[name]:
@@ -199,11 +199,10 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    def __init__(self, checkpoint: Checkpoint, max_position: int, dtype: torch.dtype, device: torch.device,
-                 parallel: TensorParallel):  # fmt: skip
+    def __init__(self, checkpoint: Checkpoint, max_position: int, backend: Backend, parallel: TensorParallel):
         config = self.config = checkpoint.config
         self.parallel = parallel
-        weights = Weights(checkpoint, dtype, device, parallel)
+        weights = Weights(checkpoint, backend, parallel)
         self.embedding = weights.load("model.embed_tokens.weight")
         layers = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
         self.layers = [LlamaLayer(i, weights) for i in layers]

@@ -23,12 +23,11 @@ class Runner:
     and no slot (-1). Any other batch runs as it is.
     """
 
-    def __init__(self, model, attention: Attention, blocks: BlockManager, config: EngineConfig, max_model_len: int,
-                 device: torch.device):  # fmt: skip
+    def __init__(self, config: EngineConfig, model, attention: Attention, blocks: BlockManager, device: torch.device):
         self.model = model
         self.attention = attention
         self.blocks = blocks
-        self.max_model_len = max_model_len
+        self.max_model_len = config.max_model_len
         self.device = device
         max_num_seqs, max_blocks = blocks.tables.shape
         num_tokens = config.max_num_batched_tokens
@@ -43,7 +42,7 @@ class Runner:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Records the decode steps; again after the model has been replaced. They see padding only."""
+        """Records the decode steps. They see padding only: on a GPU they run once, and must not write anywhere."""
         max_num_seqs = self.blocks.tables.shape[0]
         self._pad(0, max_num_seqs)
         self._upload(max_num_seqs, max_num_seqs)

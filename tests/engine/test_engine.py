@@ -199,7 +199,7 @@ def test_a_salt_that_is_no_text_is_refused(llm):
 
 
 def test_a_cache_of_another_dtype_than_the_model_is_refused(make_llama, make_llm):
-    with pytest.raises(ValueError, match=r"kv_cache_dtype is 'bfloat16', expected the model's dtype \(torch.float32\)"):
+    with pytest.raises(ValueError, match=r"kv_cache_dtype is 'bfloat16', expected the model's dtype \(float32\)"):
         make_llm(make_llama()[0], kv_cache_dtype="bfloat16")
 
 

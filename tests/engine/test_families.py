@@ -113,7 +113,7 @@ def test_defaults_of_each_family(make_checkpoint):
     missing = read(["sliding_window", "max_position_embeddings", "head_dim"])
     assert (missing.sliding_windows, missing.max_position, missing.head_dim) == ((4096, 4096), 131072, 16)
     qwen = read(["head_dim"], "Qwen3ForCausalLM")
-    assert (qwen.head_dim, qwen.qk_norm, qwen.sliding_windows) == (128, True, ())
+    assert (qwen.head_dim, qwen.qk_norm, qwen.sliding_windows) == (128, True, (None, None))
     config |= {"use_sliding_window": True, "max_window_layers": 1}
     assert read([], "Qwen2ForCausalLM").sliding_windows == (None, 7)
     config["layer_types"] = ["linear_attention", "full_attention"]
