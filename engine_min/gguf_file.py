@@ -152,7 +152,7 @@ def _config(metadata: dict, names: set[str]) -> ModelConfig:
     missing = [f"{arch}.{key}" for key in _CONFIG_KEYS.values() if key not in own]
     if missing:
         raise ValueError(f"GGUF metadata lacks {', '.join(missing)}")
-    rope_type = "factors" if "rope_freqs.weight" in names else own.get("rope.scaling.type", "none")
+    has_factors, rope_type = "rope_freqs.weight" in names, own.get("rope.scaling.type", "none")
     head_dim = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
     model = model_config({name: own[key] for name, key in _CONFIG_KEYS.items()} | {
@@ -162,15 +162,15 @@ def _config(metadata: dict, names: set[str]) -> ModelConfig:
         "head_dim": head_dim,
         "rope_theta": own.get("rope.freq_base"),
         "rope_scaling": {
-            "rope_type": "default" if rope_type == "none" else rope_type,
+            "rope_type": "default" if has_factors or rope_type == "none" else rope_type,
             "factor": own.get("rope.scaling.factor", 1.0),
             "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
         },
         "tie_word_embeddings": "lm_head.weight" not in names,
         "eos_token_id": [token for token in ends if token is not None],
     })  # fmt: skip
+    rotary_dim = own.get("rope.dimension_count") or head_dim
+    rope = replace(model.rope, rotary_dim=rotary_dim, type="factors" if has_factors else model.rope.type)
     attention = "model.layers.0.self_attn."
-    return replace(
-        model, rope=replace(model.rope, rotary_dim=own.get("rope.dimension_count") or head_dim),
-        attention_bias=attention + "q_proj.bias" in names, output_bias=attention + "o_proj.bias" in names,
-    )  # fmt: skip
+    biases = {"attention_bias": attention + "q_proj.bias" in names, "output_bias": attention + "o_proj.bias" in names}
+    return replace(model, rope=rope, **biases)

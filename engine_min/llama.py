@@ -12,7 +12,7 @@ from engine_min.kv_cache import SCALE_NAME
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
-from engine_min.rope import rope_inv_freq, rope_table
+from engine_min.rope import rope_table
 
 _COMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # here, whatever a checkpoint says
 
@@ -211,10 +211,9 @@ class LlamaModel:
         self.quantized_layers = None
         if parallel.size == 1 and QuantizedLayers.fit(self.layers):
             self.quantized_layers = QuantizedLayers(self.layers, lambda name: weights.load(name, torch.float32))
-        factors = None
-        if config.rope.type == "factors":
-            factors = weights.load("rope_freqs.weight", torch.float32)
-        self.cos_sin_cache = rope_table(rope_inv_freq(config.rope, factors), max_position, config.rope.attention_factor)
+        has_factors = config.rope.type == "factors"
+        divisors = weights.load("rope_freqs.weight", torch.float32).cpu() if has_factors else None
+        self.cos_sin_cache = rope_table(config.rope, max_position, divisors)
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""

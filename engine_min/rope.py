@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-# Keys that a type needs; "factors" is GGUF's, whose divisors are a tensor of the file.
+# Types of a config.json, and the numbers that each needs.
 ROPE_TYPES = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
-    "factors": (),
 }
 
 
@@ -19,7 +18,7 @@ ROPE_TYPES = {
 class RopeConfig:
     theta: float
     rotary_dim: int  # the first of a head's dimensions, which are rotated; the others stay
-    type: str = "default"
+    type: str = "default"  # or another of ROPE_TYPES, or "factors": a tensor of the checkpoint divides the frequencies
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -30,12 +29,9 @@ class RopeConfig:
     attention_factor: float = 1.0  # cosines and sines are multiplied by it
 
     def __post_init__(self) -> None:
-        if self.type not in ROPE_TYPES:
-            names = ", ".join(name for name in ROPE_TYPES if name != "factors")
-            raise ValueError(f"rope type {self.type!r} is not supported, expected one of {names}")
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise ValueError(f"{self.rotary_dim} rotary dimensions, expected an even number of at least 2")
-        if "factor" in ROPE_TYPES[self.type] and not 0 < self.factor < math.inf:
+        if not 0 < self.factor < math.inf:
             raise ValueError(f"rope factor {self.factor} of type {self.type!r}, expected a positive number")
 
 
@@ -44,10 +40,12 @@ def rope_from_hf(config: dict, head_dim: int, max_position: int) -> RopeConfig:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     fraction = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    missing = [key for key in ROPE_TYPES.get(rope_type, ()) if scaling.get(key) is None]
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope type {rope_type!r} is not supported, expected one of {', '.join(ROPE_TYPES)}")
+    missing = [key for key in ROPE_TYPES[rope_type] if scaling.get(key) is None]
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {', '.join(missing)}")
-    numbers = [*ROPE_TYPES.get(rope_type, ()), *(name for name in ("beta_fast", "beta_slow") if scaling.get(name))]
+    numbers = [*ROPE_TYPES[rope_type], *(name for name in ("beta_fast", "beta_slow") if scaling.get(name))]
     return RopeConfig(
         theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
         rotary_dim=int(head_dim * fraction),
@@ -67,43 +65,35 @@ def _yarn_attention_factor(scaling: dict) -> float:
     return (above * growth + 1.0) / (below * growth + 1.0) if above and below else growth + 1.0
 
 
-def rope_inv_freq(rope: RopeConfig, factors: torch.Tensor | None = None) -> torch.Tensor:
-    """[rotary_dim / 2] float32 angles per position; `factors` are the divisors that a GGUF file may carry.
+def rope_table(rope: RopeConfig, max_position: int, divisors: torch.Tensor | None = None) -> torch.Tensor:
+    """`cos_sin_cache` of the ops: [max_position, rotary_dim] float32, cos first, then sin."""
+    inv_freq = rope_inv_freq(rope)
+    if divisors is not None:
+        inv_freq = inv_freq / divisors
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
+    return torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
 
-    Frequencies that are kept (1) stay, others (0) are divided by the factor, those between are blended.
-    """
+
+def rope_inv_freq(rope: RopeConfig) -> torch.Tensor:
+    """[rotary_dim / 2] float32 angles per position. Frequencies that are kept (1) stay, others (0) are divided by the
+    factor, those between are blended."""
     steps = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
     inv_freq = 1.0 / (rope.theta**steps)
-    if rope.type == "factors":
-        return inv_freq / factors.float()
-    if rope.type == "default":
-        return inv_freq
-    kept = 0
+    kept = torch.zeros(())
     if rope.type == "llama3":  # by how often a frequency turns within the original context: short wavelengths stay
         turns = rope.original_max_position * inv_freq / (2 * math.pi)
-        kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
-    elif rope.type == "yarn":
-        kept = _yarn_kept(rope)
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    elif rope.type == "yarn":  # by dimension: from the one that turns beta_fast times to the one of beta_slow
+        first, last = (_dimension_of(turns, rope) for turns in (rope.beta_fast, rope.beta_slow))
+        if rope.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rope.rotary_dim - 1)
+        kept = 1 - (torch.arange(rope.rotary_dim // 2).float() - first) / (last - first or 0.001)
+    kept = kept.clamp(0, 1)
     return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
 
 
-def _yarn_kept(rope: RopeConfig) -> torch.Tensor:
-    """A ramp over the dimensions, from the one that turns beta_fast times within the original context, which stays as
-    all before it do, to the one that turns beta_slow times."""
-
-    def dimension(turns: float) -> float:
-        wavelength = rope.original_max_position / (turns * 2 * math.pi)
-        return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
-
-    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rope.rotary_dim - 1)
-    ramp = (torch.arange(rope.rotary_dim // 2).float() - first) / (last - first or 0.001)
-    return 1 - ramp.clamp(0, 1)
-
-
-def rope_table(inv_freq: torch.Tensor, max_position: int, attention_factor: float = 1.0) -> torch.Tensor:
-    """`cos_sin_cache` of the ops: [max_position, rotary_dim] float32, cos first, then sin."""
-    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
-    return torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor
+def _dimension_of(turns: float, rope: RopeConfig) -> float:
+    """The dimension that turns so often within the original context."""
+    wavelength = rope.original_max_position / (turns * 2 * math.pi)
+    return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
