@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
-from textwrap import wrap
 
 from engine_min import memory
 from engine_min.bench import batching
@@ -42,19 +41,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _add(parser: argparse.ArgumentParser, name: str, **options) -> None:
+    parser.add_argument("--" + name.replace("_", "-"), **options)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Those of EngineConfig."""
     parser.add_argument("--model", required=True, help="Hugging Face directory or .gguf file")
     for field in ENGINE:
+        kind = {"type": field.type if field.type in (str, float) else int}
         if field.type is bool:
-            parser.add_argument(_flag(field.name), action=argparse.BooleanOptionalAction, default=field.default)
-        else:
-            kind = field.type if field.type in (str, float) else int
-            parser.add_argument(_flag(field.name), type=kind, default=field.default)
+            kind = {"action": argparse.BooleanOptionalAction}
+        _add(parser, field.name, default=field.default, **kind)
 
 
 def load(args: argparse.Namespace, **options) -> LLM:
@@ -67,7 +65,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="system message")
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     for name, default in SAMPLING.items():
-        parser.add_argument(_flag(name), type=type(default), default=default)
+        _add(parser, name, type=type(default), default=default)
 
 
 def run(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
@@ -85,21 +83,19 @@ def run(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
 
 
 class StreamPrinter:
-    """One stream is printed as it comes, several in lines under their numbers, each as soon as it is full."""
+    """One stream is printed as it comes, several line by line under their numbers."""
 
-    def __init__(self, num_streams: int, width: int = 100):
-        self._width = width
+    def __init__(self, num_streams: int):
         self._pending = [""] * num_streams
 
     def show(self, stream: int, text: str, finished: bool) -> None:
+        text += "\n" * finished
         if len(self._pending) == 1:
-            print(text, end="\n" if finished else "", flush=True)
+            print(text, end="", flush=True)
             return
-        text = self._pending[stream] + text
-        lines = [part for line in text.split("\n") for part in wrap(line, self._width, drop_whitespace=False) or [""]]
-        self._pending[stream] = "" if finished else lines.pop()
+        *lines, self._pending[stream] = (self._pending[stream] + text).split("\n")
         for line in filter(str.strip, lines):
-            print(f"[{stream}] {line.rstrip()}", flush=True)
+            print(f"[{stream}] {line}", flush=True)
 
 
 if __name__ == "__main__":

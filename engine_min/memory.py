@@ -3,7 +3,6 @@
 import argparse
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from engine_min.config import DTYPES
 from engine_min.loader import open_checkpoint
@@ -20,41 +19,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-size", type=int, default=16)
 
 
-class KVShape(NamedTuple):
-    """What the size of a cache depends on. Layers without attention (linear, recurrent) keep no keys."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int | None
-
-    def bytes_per_token(self, dtype: str, dynamic_scales: bool = False) -> int:
-        return bytes_per_token(self.num_kv_heads, self.head_dim, DTYPES[dtype], self.num_layers, dynamic_scales)
-
-
-def kv_shape(config: dict) -> KVShape:
-    """From config.json of any model with grouped-query attention, also where it is a part of a larger one."""
+def kv_shape(config: dict) -> tuple[int, int, int, int]:
+    """(layers, KV heads, head_dim, longest context) from config.json of any model with grouped-query attention, also
+    where it is a part of a larger one. Layers without attention (linear, recurrent) keep no keys."""
     config = config.get("text_config", config)
-    missing = [key for key in ("num_hidden_layers", "num_attention_heads") if key not in config]
-    if missing:
-        raise ValueError(f"the config lacks {', '.join(missing)}")
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // num_heads
-    if not head_dim:
-        raise ValueError("the config lacks head_dim and hidden_size")
-    num_layers = config["num_hidden_layers"] // (config.get("full_attention_interval") or 1)
+    try:
+        num_layers, num_heads = config["num_hidden_layers"], config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    except KeyError as missing:
+        raise ValueError(f"the config lacks {missing.args[0]}") from None
+    num_layers //= config.get("full_attention_interval") or 1
     if config.get("layer_types"):
         num_layers = sum("attention" in kind and "linear" not in kind for kind in config["layer_types"])
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    return KVShape(num_layers, num_kv_heads, head_dim, config.get("max_position_embeddings"))
+    longest = config.get("max_position_embeddings") or LENGTHS[-1]
+    return num_layers, config.get("num_key_value_heads") or num_heads, head_dim, longest
 
 
-def read_model(model: str) -> tuple[KVShape, int]:
-    """The shape, and the bytes of the weights' files, where the model has any."""
+def read_model(model: str) -> tuple[tuple[int, int, int, int], int]:
+    """The same of a model, and the bytes of its weights' files, where it has any."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         config = open_checkpoint(model).config
-        shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, config.max_position)
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim, config.max_position)
         return shape, path.stat().st_size
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     path = path / "config.json" if path.is_dir() else path
@@ -72,31 +58,20 @@ def command(args: argparse.Namespace, load) -> None:
         raise ValueError(f"memory_gib is {args.memory_gib}, expected a positive number")
     if args.dynamic_scales and not dtype.startswith("fp8"):
         raise ValueError(f"scales belong to FP8 caches, the cache is {dtype}")
-    shape, weights = read_model(args.model)
-    per_token = shape.bytes_per_token(dtype, args.dynamic_scales)
-    room = int(args.memory_gib * 2**30) - weights
-    num_blocks = num_blocks_in(room, block_size, per_token)
+    (num_layers, num_heads, head_dim, longest), weights = read_model(args.model)
+    per_token = bytes_per_token(num_heads, head_dim, DTYPES[dtype], num_layers, args.dynamic_scales)
+    num_blocks = num_blocks_in(int(args.memory_gib * 2**30) - weights, block_size, per_token)
     if num_blocks < 1:
-        raise ValueError(f"{args.memory_gib:g} GiB less {_size(weights)} of weights leave no room for a block")
-    scales = ", a scale per token and head" if args.dynamic_scales else ""
-    lines = [
-        f"{shape.num_layers} attention layers, {shape.num_kv_heads} KV heads of {shape.head_dim}, {dtype}{scales}",
-        f"{'bytes per token':24} {per_token:>16,}   ({_size(per_token)})",
-        f"{'bytes per block':24} {per_token * block_size:>16,}   ({block_size} tokens)",
-        f"{'weights':24} {weights:>16,}   ({_size(weights)})",
-        f"{'blocks':24} {num_blocks:>16,}   (in {_size(room)})",
-        f"{'tokens':24} {num_blocks * block_size:>16,}",
-        "",
-        f"{'tokens of a sequence':>20} {'KV cache of one':>18} {'sequences that fit':>20}",
-    ]
-    longest = shape.max_position or LENGTHS[-1]
+        raise ValueError(f"{args.memory_gib:g} GiB less {_mib(weights)} of weights leave no room for a block")
+    print(f"{num_layers} attention layers, {num_heads} KV heads of {head_dim}, {dtype}")
+    rows = {"bytes per token": per_token, "bytes per block": per_token * block_size, "bytes of weights": weights}
+    rows |= {"blocks": num_blocks, "tokens": num_blocks * block_size}
+    for name, count in rows.items():
+        print(f"{name:20} {count:>18,}")
+    print(f"\n{'tokens of a sequence':>20} {'KV cache of one':>18} {'sequences that fit':>20}")
     for length in [*(length for length in LENGTHS if length < longest), longest]:
-        lines.append(f"{length:>20,} {_size(length * per_token):>18} {num_blocks // -(-length // block_size):>20,}")
-    print("\n".join(lines))
+        print(f"{length:>20,} {_mib(length * per_token):>18} {num_blocks // -(-length // block_size):>20,}")
 
 
-def _size(num_bytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.4g} {unit}"
-    return f"{num_bytes} B"
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.2f} MiB"

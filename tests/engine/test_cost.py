@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 
 from engine_min.bench.batching import Job, example_jobs, percentile, run_continuous, run_static, trace_jobs
 from engine_min.cli import main
 from engine_min.config import DTYPES
 from engine_min.memory import kv_shape
+from pagedkern.kv_layout import bytes_per_token
 
 HYBRID = {"num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256}
 
@@ -23,11 +25,11 @@ HYBRID = {"num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_hea
 )
 def test_64_kib_per_token(config):
     """16 attention layers, 4 KV heads of 256 in bfloat16: 512 MiB for 8,192 tokens."""
-    shape = kv_shape(config)
-    assert shape.bytes_per_token("bfloat16") == 64 * 1024
-    assert 8192 * shape.bytes_per_token("bfloat16") == 512 * 2**20
-    assert shape.bytes_per_token("fp8_e4m3") == 32 * 1024
-    assert shape.bytes_per_token("fp8_e4m3", dynamic_scales=True) == 32 * 1024 + 16 * 2 * 4 * 4
+    num_layers, num_heads, head_dim, _ = kv_shape(config)
+    assert bytes_per_token(num_heads, head_dim, torch.bfloat16, num_layers) == 64 * 1024
+    assert bytes_per_token(num_heads, head_dim, torch.float8_e4m3fn, num_layers) == 32 * 1024
+    scaled = bytes_per_token(num_heads, head_dim, torch.float8_e4m3fn, num_layers, scales=True)
+    assert scaled == 32 * 1024 + 16 * 2 * 4 * 4
     assert set(DTYPES) == {"bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2"}
 
 
@@ -37,9 +39,9 @@ def test_memory_table(tmp_path, capsys):
     assert main(["memory", "--model", str(path), "--memory-gib", "2", "--block-size", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split("  ")[0]: line.split() for line in lines}
-    assert rows["bytes per token"][3:] == ["65,536", "(64", "KiB)"]
+    assert rows["bytes per token"][3:] == ["65,536"]
     assert rows["blocks"][1] == "2,048"
-    assert [line.split() for line in lines[-2:]] == [["8,192", "512", "MiB", "4"], ["10,000", "625", "MiB", "3"]]
+    assert [line.split() for line in lines[-2:]] == [["8,192", "512.00", "MiB", "4"], ["10,000", "625.00", "MiB", "3"]]
 
 
 def test_memory_of_no_model(tmp_path, capsys):
@@ -77,7 +79,7 @@ def test_memory_errors(make_llama, capsys, arguments, message):
 def test_configs_that_say_too_little(config, missing):
     with pytest.raises(ValueError, match=f"lacks {missing}"):
         kv_shape(config)
-    with pytest.raises(ValueError, match="lacks head_dim"):
+    with pytest.raises(ValueError, match="lacks hidden_size"):
         kv_shape({"num_hidden_layers": 1, "num_attention_heads": 1})
 
 

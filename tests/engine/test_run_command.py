@@ -13,12 +13,12 @@ def test_one_stream_is_printed_as_it_comes(capsys):
 
 
 def test_several_streams_are_printed_in_full_lines(capsys):
-    printer = StreamPrinter(2, width=12)
+    printer = StreamPrinter(2)
     shown = []
-    for stream, text in ((0, "one two "), (1, "A"), (0, "three four"), (1, ".\n\nB"), (0, ""), (1, "")):
+    for stream, text in ((0, "one two\n"), (1, "A"), (0, "three"), (1, ".\n\nB"), (0, ""), (1, "")):
         printer.show(stream, text, finished=not text)
         shown.append(capsys.readouterr().out)
-    assert shown == ["", "", "[0] one two\n", "[1] A.\n", "[0] three four\n", "[1] B\n"]
+    assert shown == ["[0] one two\n", "", "", "[1] A.\n", "[0] three\n", "[1] B\n"]
 
 
 @pytest.mark.parametrize("prompts", [["abc"], ["abc", "d"]])
