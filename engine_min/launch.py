@@ -19,11 +19,9 @@ from engine_min.engine import LLM
 _PATIENCE = timedelta(days=365)  # a server may be idle for long
 
 
-def launch(model: str, tensor_parallel_size: int = 1, **options) -> LLM:
+def launch(model: str, **options) -> LLM:
     """An LLM whose layers are shared by so many processes: this one, and others that it starts."""
-    if tensor_parallel_size == 1:
-        return LLM(model, **options)
-    return LeadingLLM(model, options | {"tensor_parallel_size": tensor_parallel_size})
+    return (LLM if options.get("tensor_parallel_size", 1) == 1 else LeadingLLM)(model, **options)
 
 
 def _join(store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
@@ -44,9 +42,8 @@ def _follow(index: int, port: int, model: str, options: dict) -> None:
     """Makes the leader's calls until it says that there are no more. What fails here fails there, too."""
     calls = _join(dist.TCPStore("127.0.0.1", port), index + 1, options["tensor_parallel_size"])
     with suppress(ValueError, OSError):  # the leader refuses the same, and says so
-        llm = LLM(model, **options)
+        llm, call = LLM(model, **options), [None]
         while True:
-            call = [None]
             dist.broadcast_object_list(call, src=0, group=calls)
             if not call[0]:
                 break
@@ -57,7 +54,7 @@ def _follow(index: int, port: int, model: str, options: dict) -> None:
 
 
 class LeadingLLM(LLM):
-    def __init__(self, model: str, options: dict):
+    def __init__(self, model: str, **options):
         size = options["tensor_parallel_size"]
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # lives as long as all
         arguments = (self._store.port, model, options)
@@ -70,13 +67,10 @@ class LeadingLLM(LLM):
             raise
         atexit.register(self.close)
 
-    def _tell(self, *call) -> None:
-        dist.broadcast_object_list([call], src=0, group=self._calls)
-
     def close(self) -> None:
         """Ends the other processes."""
         atexit.unregister(self.close)
-        self._tell()
+        dist.broadcast_object_list([None], src=0, group=self._calls)
         while not self._followers.join():
             pass
         dist.destroy_process_group()
@@ -84,7 +78,7 @@ class LeadingLLM(LLM):
 
 def _led(name: str):
     def call(self, *args, **kwargs):
-        self._tell(name, args, kwargs)
+        dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._calls)
         return getattr(LLM, name)(self, *args, **kwargs)
 
     return call
