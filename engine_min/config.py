@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import pagedkern
-from engine_min.request import refuse_first
+from engine_min.request import check_fields, number, one_of, refuse
 from engine_min.rope import RopeConfig, rope_from_hf
 
 DTYPES = {  # of caches
@@ -18,14 +18,6 @@ DTYPES = {  # of caches
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-_CHOICES = {
-    "device": ("auto", "cpu", "cuda"),
-    "attention": ("auto", "cpu", "cuda", "triton", "vgpu", "reference"),
-    "dtype": ("auto", "bfloat16", "float16", "float32"),
-    "kv_cache_dtype": ("auto", *DTYPES),
-}
-_COUNTS = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-           "tensor_parallel_size")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,43 +25,38 @@ class EngineConfig:
     """The arguments of `LLM`, checked once so that nothing behind it has to check again."""
 
     model: str
-    device: str = "auto"  # auto, cpu, cuda
-    dtype: str = "auto"  # auto, bfloat16, float16, float32; auto is what this machine is fast at
-    kv_cache_dtype: str = "auto"  # auto (the model's dtype), bfloat16, float16, float32, fp8_e4m3, fp8_e5m2
+    device: str = one_of("auto", "cpu", "cuda")
+    dtype: str = one_of("auto", "bfloat16", "float16", "float32")  # auto is what this machine is fast at
+    kv_cache_dtype: str = one_of("auto", *DTYPES)  # auto is the model's dtype
     # Scales of an FP8 cache: "auto" (the checkpoint's where it has them, else dynamic), "dynamic" (per token and head),
     # or given: a number, a tensor [num_kv_heads] or [num_layers, num_kv_heads], or a pair (keys', values') of these.
     kv_scales: object = "auto"
-    attention: str = "auto"  # auto, cpu, cuda, triton, vgpu, reference
-    block_size: int = 16
-    num_blocks: int | None = None  # None: from the memory at hand
-    gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that the engine may fill
-    max_model_len: int | None = None  # None: the model's own limit
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    tensor_parallel_size: int = 1  # processes that share the model, each with a part of every layer
+    attention: str = one_of("auto", "cpu", "cuda", "triton", "vgpu", "reference")
+    block_size: int = number(16, 1)
+    num_blocks: int | None = number(None, 1)  # None: from the memory at hand
+    gpu_memory_utilization: float = number(0.9, 0, 1)  # the share of a GPU's memory that the engine may fill
+    max_model_len: int | None = number(None, 1)  # None: the model's own limit
+    max_num_seqs: int = number(256, 1)
+    max_num_batched_tokens: int = number(2048, 1)
+    tensor_parallel_size: int = number(1, 1)  # processes that share the model, each with a part of every layer
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     enforce_eager: bool = False  # no recorded decode steps
-    swap_space_gib: float = 0  # host memory for preempted sequences; without it they are recomputed
+    swap_space_gib: float = number(0, 0)  # host memory for preempted sequences; without it they are recomputed
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         is_named = isinstance(self.kv_scales, str)
-        checks = {name: (getattr(self, name) in ok, f"one of {', '.join(ok)}") for name, ok in _CHOICES.items()}
-        checks |= {name: (getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in _COUNTS}
-        checks |= {
-            "gpu_memory_utilization": (0 < self.gpu_memory_utilization <= 1, "in (0, 1]"),
-            "swap_space_gib": (0 <= self.swap_space_gib < float("inf"), "at least 0"),
-            "kv_scales": (not is_named or self.kv_scales in ("auto", "dynamic"), "auto, dynamic, or scales"),
-        }
-        refuse_first(self, checks)
+        if is_named and self.kv_scales not in ("auto", "dynamic"):
+            refuse(self, "kv_scales", "auto, dynamic, or scales")
         if not is_named and not self.kv_cache_dtype.startswith("fp8"):
             raise ValueError(f"kv_scales need an FP8 cache, kv_cache_dtype is {self.kv_cache_dtype!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, expected at least max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence decodes one token per step"
-            )
+            refuse(
+                self, "max_num_batched_tokens", f"at least max_num_seqs ({self.max_num_seqs}): every running sequence "
+                "decodes one token per step",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What is asked of the engine, and what it gives back."""
 
+import math
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
 
@@ -9,49 +10,71 @@ GREEDY_TEMPERATURE = 1e-5  # below this a softmax is an argmax
 MAX_LOGPROBS = 20
 
 
+def number(default, low: float, high: float = math.inf):
+    """A setting that must be in [low, high], and finite."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def one_of(default: str, *others: str):
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def check_fields(settings: object) -> None:
+    """ValueError for the first setting that is not what its field says."""
+    for setting in fields(settings):
+        value, limits = getattr(settings, setting.name), setting.metadata
+        if value is None and setting.default is None:
+            continue
+        if setting.type in (int, int | None) and not _is_whole(value):
+            refuse(settings, setting.name, "whole numbers")
+        if value not in limits.get("choices", (value,)):
+            refuse(settings, setting.name, f"one of {', '.join(limits['choices'])}")
+        if "low" in limits and (not limits["low"] <= value <= limits["high"] or value == math.inf):
+            has_end = limits["high"] < math.inf
+            refuse(settings, setting.name, ("in [{low}, {high}]" if has_end else "at least {low}").format(**limits))
+
+
+def refuse(settings: object, name: str, expected: str) -> None:
+    raise ValueError(f"{name} is {getattr(settings, name)!r}, expected {expected}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    n: int = 1  # choices per prompt
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
+    n: int = number(1, 1)  # choices per prompt
+    max_tokens: int = number(16, 1)
+    temperature: float = number(1.0, 0, 1000)
+    top_p: float = number(1.0, 0, 1)
+    top_k: int = number(-1, -1)  # -1 and 0 keep all
+    min_p: float = number(0.0, 0, 1)
     seed: int | None = None
     stop: str | list[str] | tuple[str, ...] | None = None  # texts that end the output and are not part of it
     stop_token_ids: tuple[int, ...] | list[int] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0  # no end token may be drawn, and no stop text counts, before this many
-    logprobs: int | None = None  # of the token drawn and of this many of the likeliest, before any of the below
-    repetition_penalty: float = 1.0  # on tokens of prompt and output
-    presence_penalty: float = 0.0  # on tokens of the output, once
-    frequency_penalty: float = 0.0  # on tokens of the output, each time
+    # Of the token drawn and of this many of the likeliest, before any of the below.
+    logprobs: int | None = number(None, 0, MAX_LOGPROBS)
+    repetition_penalty: float = number(1.0, 0.01, 100)  # on tokens of prompt and output
+    presence_penalty: float = number(0.0, -2, 2)  # on tokens of the output, once
+    frequency_penalty: float = number(0.0, -2, 2)  # on tokens of the output, each time
     logit_bias: dict[int, float] | None = None
-    prompt_logprobs: int | None = None  # of each token of the prompt after the first, and so many of the likeliest
+    # Of each token of the prompt after the first, and so many of the likeliest.
+    prompt_logprobs: int | None = number(None, 0, MAX_LOGPROBS)
 
     def __post_init__(self) -> None:
-        biases = (self.logit_bias or {}).values()
-        counts = {name: [getattr(self, name)] for name in ("n", "max_tokens", "top_k", "min_tokens")}
-        counts |= {name: [getattr(self, name) or 0] for name in ("seed", "logprobs", "prompt_logprobs")}
-        counts |= {"stop_token_ids": self.stop_token_ids or (), "logit_bias": self.logit_bias or {}}
-        refuse_first(self, {name: (all(map(_is_whole, found)), "whole numbers") for name, found in counts.items()})
-        checks = {
-            "n": (self.n >= 1, "at least 1"),
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (0 <= self.temperature <= 1000, "in [0, 1000]"),
-            "top_p": (0 <= self.top_p <= 1, "in [0, 1]"),
-            "top_k": (self.top_k >= -1, "at least -1 (-1 and 0 keep all)"),
-            "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
-            "stop": (all(isinstance(stop, str) and stop for stop in self.stops), "texts that are not empty"),
-            "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens ({self.max_tokens})]"),
-            "logprobs": (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
-            "prompt_logprobs": (0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS, f"in [0, {MAX_LOGPROBS}]"),
-            "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "in [0.01, 100]"),
-            "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
-            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            "logit_bias": (all(-100 <= value <= 100 for value in biases), "numbers in [-100, 100]"),
-        }
-        refuse_first(self, checks)
+        check_fields(self)
+        for name in ("stop_token_ids", "logit_bias"):
+            if not all(map(_is_whole, getattr(self, name) or ())):
+                refuse(self, name, "whole numbers")
+        if not all(isinstance(stop, str) and stop for stop in self.stops):
+            refuse(self, "stop", "texts that are not empty")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            refuse(self, "min_tokens", f"in [0, max_tokens ({self.max_tokens})]")
+        if not all(-100 <= bias <= 100 for bias in (self.logit_bias or {}).values()):
+            refuse(self, "logit_bias", "numbers in [-100, 100]")
 
     @cached_property
     def greedy(self) -> bool:
@@ -68,17 +91,6 @@ class SamplingParams:
     @cached_property
     def may_change_logits(self) -> bool:
         return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
-
-
-def refuse_first(settings: object, checks: dict[str, tuple[bool, str]]) -> None:
-    """ValueError for the first setting whose check, (whether it holds, what is expected), does not hold."""
-    for name, (ok, expected) in checks.items():
-        if not ok:
-            raise ValueError(f"{name} is {getattr(settings, name)!r}, expected {expected}")
 
 
 @dataclass(slots=True)
