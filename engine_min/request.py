@@ -85,12 +85,9 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @cached_property
-    def penalised(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @cached_property
-    def may_change_logits(self) -> bool:
-        return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
+    def changes_logits(self) -> bool:
+        is_penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return is_penalised or bool(self.logit_bias)
 
 
 @dataclass(slots=True)

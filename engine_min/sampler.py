@@ -1,8 +1,9 @@
 """From logits to tokens: penalties, biases, masks, then greedy or seeded with temperature, top-k, top-p and min-p."""
 
+import math
+from collections import Counter
 from hashlib import blake2b
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -40,7 +41,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
     raw, logits = logits, _adjust(logits, requests)
     best, tokens = _best(logits)
     finite = best.isfinite().tolist()
-    result: list[int | None] = [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
+    result = [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
     drawn = [i for i, request in enumerate(requests) if not request.params.greedy and finite[i]]
     if drawn:
         picked = _draw(logits[drawn].float(), [requests[i] for i in drawn])
@@ -85,57 +86,35 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, start + window.max(dim=-1).indices
 
 
-# ---- What changes the logits themselves.
-
-
 def _adjust(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """The logits with penalties, biases and masks applied: a copy if there are any, since the buffer is the model's."""
-    rows = [(i, request) for i, request in enumerate(requests) if request.params.may_change_logits]
-    penalised = [i for i, request in rows if request.params.penalised]
-    biases = [(i, token, bias) for i, request in rows for token, bias in (request.params.logit_bias or {}).items()]
-    below = [(i, request) for i, request in rows if request.num_generated < request.params.min_tokens]
-    masked = [(i, token) for i, request in below for token in request.stop_ids]
-    if not (penalised or biases or masked):
-        return logits
-    logits = logits.to(torch.float32, copy=True)
-    if penalised:
-        _penalise(logits, penalised, [requests[i] for i in penalised])
-    if biases:
-        at_row, at_token, values = zip(*biases, strict=True)
-        logits[at_row, at_token] += torch.tensor(values, device=logits.device)
-    if masked:
-        logits[tuple(zip(*masked, strict=True))] = -torch.inf
+    rows = [i for i, r in enumerate(requests) if r.params.changes_logits or (r.params.min_tokens and _is_too_short(r))]
+    if rows:
+        logits = logits.to(torch.float32, copy=True)
+    for i in rows:
+        _adjust_row(logits[i], requests[i])
     return logits
 
 
-def _penalise(logits: torch.Tensor, rows: list[int], requests: list[Request]) -> None:
-    """In place. Only the tokens that have occurred are touched, not the whole vocabulary."""
-    flat, vocab = logits.view(-1), logits.size(1)
-    params = [request.params for request in requests]
-
-    def settings(name: str, places: np.ndarray) -> torch.Tensor:
-        values = np.array([getattr(p, name) for p in params], dtype=np.float32)
-        return torch.from_numpy(values[np.searchsorted(rows, places // vocab)]).to(logits.device)
-
-    if any(p.repetition_penalty != 1 for p in params):
-        places, _ = _occurrences(rows, [request.tokens for request in requests], vocab)
-        at, penalty = torch.from_numpy(places).to(logits.device), settings("repetition_penalty", places)
-        values = flat[at]
-        flat[at] = torch.where(values > 0, values / penalty, values * penalty)
-    if any(p.presence_penalty or p.frequency_penalty for p in params):
-        outputs = [request.tokens[len(request.prompt_token_ids) :] for request in requests]
-        places, counts = _occurrences(rows, outputs, vocab)
-        penalty = torch.from_numpy(counts).to(logits.device) * settings("frequency_penalty", places)
-        flat[torch.from_numpy(places).to(logits.device)] -= penalty + settings("presence_penalty", places)
+def _is_too_short(request: Request) -> bool:
+    return request.num_generated < request.params.min_tokens
 
 
-def _occurrences(rows: list[int], token_lists: list[list[int]], vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the flattened logits the tokens of each row's list are, each once, and how often it occurs."""
-    parts = [np.array(tokens, dtype=np.int64) + row * vocab for row, tokens in zip(rows, token_lists, strict=True)]
-    return np.unique(np.concatenate(parts), return_counts=True)
-
-
-# ---- Drawing.
+def _adjust_row(row: torch.Tensor, request: Request) -> None:
+    """In place. Only the tokens concerned are touched, not the whole vocabulary."""
+    params = request.params
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(list(set(request.tokens)), device=row.device)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    added = dict(params.logit_bias or {})
+    if params.presence_penalty or params.frequency_penalty:
+        for token, times in Counter(request.tokens[len(request.prompt_token_ids) :]).items():
+            added[token] = added.get(token, 0.0) - params.presence_penalty - params.frequency_penalty * times
+    if _is_too_short(request):
+        added |= dict.fromkeys(request.stop_ids, -math.inf)
+    if added:
+        row[torch.tensor(list(added), device=row.device)] += torch.tensor(list(added.values()), device=row.device)
 
 
 def _draw(logits: torch.Tensor, requests: list[Request]) -> list[int]:
