@@ -106,7 +106,7 @@ class Weights:
         self.config, self.parallel = checkpoint.config, parallel
         self.shapes = tensor_shapes(self.config)
         self._checkpoint, self._backend = checkpoint, backend
-        self._keeps_quantized = parallel.size == 1 and is_fast(backend.dtype, backend.device)
+        self._keeps_quantized = parallel.size == 1 and backend.device.type == "cpu" and is_fast(backend.dtype)
         unexpected = checkpoint.names - self.shapes.keys()
         unexpected = {name for name in unexpected if not (SCALE_NAME.fullmatch(name) or _COMPUTED.search(name))}
         if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is
@@ -209,8 +209,8 @@ class LlamaModel:
         self.norm = weights.load("model.norm.weight")
         self.head = weights.head(self.embedding)
         self.quantized_layers = None
-        if parallel.size == 1 and QuantizedLayers.fit(self.layers):
-            self.quantized_layers = QuantizedLayers(self.layers, lambda name: weights.load(name, torch.float32))
+        if QuantizedLayers.fit(self.layers):
+            self.quantized_layers = QuantizedLayers(self.layers, weights)
         has_factors = config.rope.type == "factors"
         divisors = weights.load("rope_freqs.weight", torch.float32).cpu() if has_factors else None
         self.cos_sin_cache = rope_table(config.rope, max_position, divisors)

@@ -5,8 +5,6 @@ call: RMSNorm, bias, SwiGLU and the residual are part of it. Inputs are rounded 
 products are exact integers, sums float32. bench/facts.md says what that costs in accuracy: less than bfloat16 does.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ GROUP = 32  # weights that share a scale
 PANEL = 16  # outputs that lie side by side
 _NONE = torch.empty(0)
 _ACCUMULATE, _GATED = 1, 2
+_quantized_linears = torch.ops.pagedkern_cpu.quantized_linears.default
 
 
 class QuantizedTensor(NamedTuple):
@@ -46,54 +45,41 @@ def concatenate(tensors: list[QuantizedTensor | None]) -> QuantizedTensor | None
     return QuantizedTensor(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*tensors, strict=True)))
 
 
-def is_fast(dtype: torch.dtype, device: torch.device | None = None) -> bool:
-    """Whether such layers serve a model of this dtype: float32 asks for exact products, other levels have no kernel."""
-    on_cpu = device is None or device.type == "cpu"
-    return on_cpu and dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
+def is_fast(dtype: torch.dtype) -> bool:
+    """Whether such layers serve a model of this dtype on the CPU: float32 asks for exact products, other levels have no
+    kernel."""
+    return dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
 
 
 class QuantizedLinear:
     """y = norm(x) W^T + b (+ residual), called like `llama.Linear`."""
 
     def __init__(self, weight: QuantizedTensor, bias: torch.Tensor | None = None):
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.out_features = weight.shape[0]
         self.bias = _NONE if bias is None else bias.float()
         self.weight = _panels(weight)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: torch.Tensor | None = None,
                  eps: float = 0.0) -> torch.Tensor:  # fmt: skip
         out = x.new_empty(x.size(0), self.out_features) if residual is None else residual.clone()
-        Chain([Step(self, 0, 1, norm, accumulate=residual is not None)], eps)([x, out])
+        Chain([step(self, 0, 1, norm, accumulate=residual is not None)], eps)([x, out])
         return out
 
 
-@dataclass(frozen=True)
-class Step:
-    """A linear of a chain: from which buffer to which, and what happens on the way."""
-
-    linear: QuantizedLinear
-    source: int
-    target: int
-    norm: torch.Tensor | None = None  # [in_features] float32, RMSNorm's weight
-    accumulate: bool = False  # add to what the target holds
-    gated: bool = False  # silu(first half) * second half
+def step(linear: QuantizedLinear, source: int, target: int, norm: torch.Tensor | None = None, accumulate: bool = False,
+         gated: bool = False) -> tuple:  # fmt: skip
+    """A linear of a chain: from which buffer to which, after an RMSNorm of a weight in float32, adding to what the
+    target holds, gated as silu(first half) * second half. In the order of the op's arguments."""
+    flags = _ACCUMULATE * accumulate + _GATED * gated
+    return source, target, linear.weight, _NONE if norm is None else norm, linear.bias, flags
 
 
 class Chain:
-    def __init__(self, steps: list[Step], eps: float):
-        self._call = torch.ops.pagedkern_cpu.quantized_linears.default
-        self._arguments = (
-            [step.source for step in steps],
-            [step.target for step in steps],
-            [step.linear.weight for step in steps],
-            [_NONE if step.norm is None else step.norm for step in steps],
-            [step.linear.bias for step in steps],
-            [_ACCUMULATE * step.accumulate + _GATED * step.gated for step in steps],
-            eps,
-        )
+    def __init__(self, steps: list[tuple], eps: float):
+        self._arguments = (*map(list, zip(*steps, strict=True)), eps)
 
     def __call__(self, buffers: list[torch.Tensor]) -> None:
-        self._call(buffers, *self._arguments)
+        _quantized_linears(buffers, *self._arguments)
 
 
 class QuantizedLayers:
@@ -102,20 +88,20 @@ class QuantizedLayers:
     The states stay in float32 from layer to layer, which costs nothing here.
     """
 
-    def __init__(self, layers: list, load_norm: Callable[[str], torch.Tensor]):
+    def __init__(self, layers: list, weights):
         eps = layers[0].eps
         self._layers = layers
         self._widths = layers[0].gate_up.out_features // 2, layers[0].qkv.out_features
         self._chains = []
         steps = []  # buffers: states, MLP, qkv, what attention gave
         for layer in layers:
-            prefix = f"model.layers.{layer.index}."
-            steps.append(Step(layer.qkv, 0, 2, load_norm(prefix + "input_layernorm.weight")))
-            self._chains.append(Chain(steps, eps))
+            names = (f"model.layers.{layer.index}.{kind}_layernorm.weight" for kind in ("input", "post_attention"))
+            norms = [weights.load(name, torch.float32) for name in names]
+            self._chains.append(Chain([*steps, step(layer.qkv, 0, 2, norms[0])], eps))
             steps = [
-                Step(layer.out, 3, 0, accumulate=True),
-                Step(layer.gate_up, 0, 1, load_norm(prefix + "post_attention_layernorm.weight"), gated=True),
-                Step(layer.down, 1, 0, accumulate=True),
+                step(layer.out, 3, 0, accumulate=True),
+                step(layer.gate_up, 0, 1, norms[1], gated=True),
+                step(layer.down, 1, 0, accumulate=True),
             ]
         self._last = Chain(steps, eps)
 

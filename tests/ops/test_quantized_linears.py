@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pagedkern  # noqa: F401 - loads the op library
-from engine_min.quantized import Chain, QuantizedLinear, QuantizedTensor, Step
+from engine_min.quantized import Chain, QuantizedLinear, QuantizedTensor, step
 
 OP = torch.ops.pagedkern_cpu.quantized_linears.default
 NONE = torch.empty(0)
@@ -85,7 +85,7 @@ def test_all_that_a_step_can_do(bits, rows, bias, accumulate, gated):
     x = torch.randn(rows, columns) * 3
     out = torch.randn(rows, outputs // 2 if gated else outputs)
     before = out.clone()
-    Chain([Step(linear, 0, 1, norm, accumulate, gated)], eps)([x, out])
+    Chain([step(linear, 0, 1, norm, accumulate, gated)], eps)([x, out])
     # A value that lies between two steps may fall to either side, as the norm is summed in another order.
     exact = normalised(x, norm, eps)
     x8, half_step = rounded(exact)
@@ -111,7 +111,7 @@ def test_dtypes_and_strides(dtype, out_dtype, accumulate):
     wide_x, wide_out = torch.randn(9, 200).to(dtype), torch.randn(9, 100).to(out_dtype)
     x, out = wide_x[:, 3:67], wide_out[:, 7:47]
     before = wide_out.clone()
-    Chain([Step(QuantizedLinear(stored), 0, 1, accumulate=accumulate)], 0.0)([x, out])
+    Chain([step(QuantizedLinear(stored), 0, 1, accumulate=accumulate)], 0.0)([x, out])
     x8, _ = rounded(x)
     expected = x8 @ weight.T + before[:, 7:47].double() * accumulate
     check(out, expected, x8.abs() @ weight.abs().T + before[:, 7:47].abs(), out_dtype)
@@ -122,7 +122,7 @@ def mlp_chain(seed=0):
     up, down = (QuantizedLinear(make_weight(4, *shape, seed)[0]) for shape in ((192, 64), (64, 96)))
     head = QuantizedLinear(make_weight(8, 300, 64, seed)[0])
     norm = torch.rand(64, generator=torch.Generator().manual_seed(3)) + 0.5
-    return [Step(up, 0, 1, norm, gated=True), Step(down, 1, 0, accumulate=True), Step(head, 0, 2, norm)]
+    return [step(up, 0, 1, norm, gated=True), step(down, 1, 0, accumulate=True), step(head, 0, 2, norm)]
 
 
 def buffers_for(rows):
@@ -135,8 +135,8 @@ def buffers_for(rows):
 def test_a_chain_gives_the_bits_of_its_steps(rows, threads):
     steps = mlp_chain()
     one_by_one, chained = buffers_for(rows), buffers_for(rows)
-    for step in steps:
-        Chain([step], 1e-5)(one_by_one)
+    for one in steps:
+        Chain([one], 1e-5)(one_by_one)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
