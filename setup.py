@@ -89,9 +89,9 @@ VGPU = _files(
     ".cpp",
     """
     access async async_bulk_forms async_copy_forms async_forms async_mbarrier async_mbarrier_forms
-    async_policy_forms async_support block builder builder_layout builder_names counters decode device flow global_order
-    launch lexer memory parser parser_operand parser_variable program registry shadow tensor_forms tensor_gemm
-    tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp warp_place
+    async_policy_forms async_support block builder builder_layout builder_names capture counters decode device flow
+    global_order launch lexer memory parser parser_operand parser_variable program registry shadow tensor_forms
+    tensor_gemm tensor_matrix tensor_mma tensor_wgmma tensor_wgmma_forms tma_box tma_forms tma_map warp warp_place
     """,
 )
 VGPU_FAMILIES = _files(
@@ -106,7 +106,7 @@ VGPU_RUNTIME = _files(
     "csrc/vgpu/runtime/",
     ".cpp",
     """
-    device driver errors fatbin functions launch memory modules streams
+    device driver errors fatbin functions graphs launch memory modules streams
     """,
 )
 

@@ -8,6 +8,12 @@
 #include <mutex>
 #include <utility>
 
+#ifdef PAGEDKERN_VGPU
+#include <cstring>
+
+#include "vgpu/device.h"
+#endif
+
 namespace pagedkern::bindings {
 
 // One buffer per device and stream. It grows, at least to twice its size, and what it outgrew is never given back:
@@ -47,7 +53,10 @@ class DeviceWorkspaces {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
 #ifdef PAGEDKERN_VGPU
     // Anything may be in it; the virtual GPU would call reading it a fault all the same.
-    if (data != nullptr) (void)cudaMemset(data, 0xFF, static_cast<size_t>(bytes));
+    if (data != nullptr) {
+      std::memset(data, 0xFF, static_cast<size_t>(bytes));
+      vgpu::device_written(data, static_cast<uint64_t>(bytes));
+    }
 #endif
     return data;
   }

@@ -10,11 +10,6 @@
 namespace pagedkern::vgpu {
 namespace {
 
-struct HostRange {
-  u64 base, bytes;
-  std::string name;
-};
-
 struct ThreadState {
   LaunchOptions options;
   bool keep_reports = false;
@@ -121,6 +116,11 @@ MemoryGrant grant_memory(const void* pointer, u64 bytes, const std::string& name
   state->grants.push_back({address_of(pointer), bytes, name});
   const auto place = std::prev(state->grants.end());
   return MemoryGrant(&*place, [state, place](void*) { state->grants.erase(place); });
+}
+
+std::vector<HostRange> granted_memory() {
+  const std::list<HostRange>& grants = thread_state()->grants;
+  return {grants.begin(), grants.end()};
 }
 
 void device_launch(const std::shared_ptr<const Program>& program, const Kernel& kernel, const LaunchConfig& config,

@@ -38,6 +38,14 @@ PAGEDKERN_VGPU_API void device_written(void* pointer, u64 bytes);  // by the hos
 using MemoryGrant = std::shared_ptr<void>;
 PAGEDKERN_VGPU_API MemoryGrant grant_memory(const void* pointer, u64 bytes, const std::string& name);
 
+struct HostRange {
+  u64 base, bytes;
+  std::string name;
+};
+
+// What is granted to this thread now.
+std::vector<HostRange> granted_memory();
+
 // ---- launches
 
 // Runs a kernel over the device's memory and this thread's grants. Throws LaunchError or KernelFault.

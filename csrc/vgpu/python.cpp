@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "vgpu/capture.h"
 #include "vgpu/device.h"
 #include "vgpu/launch.h"
 #include "vgpu/registry.h"
@@ -92,6 +93,7 @@ py::dict run(const std::shared_ptr<Program>& program, const std::string& name, c
       if (freed) memory.remove(r[0].cast<u64>());
     }
   }
+  if (current_capture() != nullptr) throw LaunchError("a module's launch cannot be captured");
   const LaunchOptions o = to_options(options);
   LaunchReport report;
   {
@@ -217,6 +219,13 @@ void init_python(py::module_& m) {
         return out;
       },
       "Reports of those launches since the last call, oldest first.");
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
+      .def("launch", &Graph::launch, py::call_guard<py::gil_scoped_release>())
+      .def("size", &Graph::size);
+  m.def(
+      "begin_capture", [] { return begin_capture(nullptr, /*every_stream=*/true, /*relaxed=*/false); },
+      "What compiled host code gives to any stream in this thread is kept from here on; False: that is so already.");
+  m.def("end_capture", &end_capture, "What was kept; None: a call came that no capture allows.");
   m.def("encode_tensor_map", &encode_tensor_map,
         "The 128 bytes of a tensor map; ValueError names the argument that is wrong.");
   m.def("level", &Registry::level);

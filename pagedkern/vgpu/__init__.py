@@ -7,6 +7,10 @@ vgpu.load_ops()
 with vgpu.session(seed=1) as s:
     torch.ops.pagedkern_vgpu.copy_blocks(key_caches, value_caches, block_mapping)
 print(s.reports[0])
+
+with vgpu.capture() as graph:  # as a CUDA graph is captured
+    torch.ops.pagedkern_vgpu.copy_blocks(key_caches, value_caches, block_mapping)
+graph.replay()
 """
 
 from pagedkern.vgpu._core import (
@@ -17,6 +21,7 @@ from pagedkern.vgpu._core import (
     find_form,
     instruction_forms,
 )
+from pagedkern.vgpu.graph import Graph, capture
 from pagedkern.vgpu.module import Freed, Module, TensorMap, Uninitialized
 from pagedkern.vgpu.ops import load_ops
 from pagedkern.vgpu.report import Report
@@ -25,6 +30,7 @@ from pagedkern.vgpu.tensor_map import tensor_map
 
 __all__ = [
     "Freed",
+    "Graph",
     "KernelFault",
     "LaunchError",
     "Module",
@@ -33,6 +39,7 @@ __all__ = [
     "Session",
     "TensorMap",
     "Uninitialized",
+    "capture",
     "executed_forms",
     "find_form",
     "instruction_forms",

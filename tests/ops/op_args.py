@@ -84,6 +84,24 @@ OPS = (
     swap_blocks,
 )
 MAKERS = {maker.__name__: maker for maker in OPS}
+# What else the same shapes may hold: other slots, positions, lengths and tables, some of them to be skipped.
+CHANGES = {
+    "reshape_and_cache": {"slot_mapping": torch.tensor([12, -1, 3])},
+    "reshape_and_cache_dynamic": {"slot_mapping": torch.tensor([5, 5, 18])},
+    "rope_reshape_and_cache": {"slot_mapping": torch.tensor([-1, 2, 11]), "positions": torch.tensor([9, 0, 4])},
+    "paged_attention": {
+        "seq_lens": int32(2, 8, 0),
+        "block_table": torch.tensor([[4, -1], [0, 3], [-7, 1 << 30]], dtype=torch.int32),
+    },
+    "gather_cache": {
+        "seq_lens": int32(3, 8, 2),
+        "cu_seqlens": int32(0, 3, 11, 13),
+        "block_table": torch.tensor([[4, -1], [0, 3], [1, 1 << 30]], dtype=torch.int32),
+    },
+    "merge_attention_states": {"lse_a": torch.tensor([[0.0, 3.0, -float("inf"), 1.0]] * 3)},
+    "copy_blocks": {"block_mapping": torch.tensor([[3, 4], [0, 7]])},
+    "swap_blocks": {},
+}
 
 
 def tensors(args):

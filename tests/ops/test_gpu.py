@@ -3,7 +3,7 @@
 import op_args
 import pytest
 import torch
-from op_args import MAKERS, int32
+from op_args import CHANGES, MAKERS, int32
 
 import pagedkern
 from pagedkern.testing import compare
@@ -13,24 +13,6 @@ pytestmark = pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 OPS = [name for name in MAKERS if by_name("cuda").has([name]) and name != "paged_attention_workspace_size"]
-# What else the same shapes may hold: other slots, positions, lengths and tables, some of them to be skipped.
-CHANGES = {
-    "reshape_and_cache": {"slot_mapping": torch.tensor([12, -1, 3])},
-    "reshape_and_cache_dynamic": {"slot_mapping": torch.tensor([5, 5, 18])},
-    "rope_reshape_and_cache": {"slot_mapping": torch.tensor([-1, 2, 11]), "positions": torch.tensor([9, 0, 4])},
-    "paged_attention": {
-        "seq_lens": int32(2, 8, 0),
-        "block_table": torch.tensor([[4, -1], [0, 3], [-7, 1 << 30]], dtype=torch.int32),
-    },
-    "gather_cache": {
-        "seq_lens": int32(3, 8, 2),
-        "cu_seqlens": int32(0, 3, 11, 13),
-        "block_table": torch.tensor([[4, -1], [0, 3], [1, 1 << 30]], dtype=torch.int32),
-    },
-    "merge_attention_states": {"lse_a": torch.tensor([[0.0, 3.0, -float("inf"), 1.0]] * 3)},
-    "copy_blocks": {"block_mapping": torch.tensor([[3, 4], [0, 7]])},
-    "swap_blocks": {},
-}
 
 
 def to_gpu(op: str, args: dict) -> dict:

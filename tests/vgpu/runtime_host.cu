@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 
 namespace {
 
@@ -280,6 +281,100 @@ float time_on_a_stream() {
   cudaEventDestroy(end);
   cudaStreamDestroy(stream);
   return cudaDeviceSynchronize() == cudaSuccess ? milliseconds : -1;
+}
+
+// x *= 2 and a copy of x to y, captured: neither runs then; each launch of the graph does both. out: x and y after the
+// capture and after each of two launches.
+int run_graph(float* out, char* text) {
+  return guarded(text, [&] {
+    cudaStream_t stream;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    float x[1] = {1}, y[1] = {0};
+    {
+      DeviceArray<float> dx(x, 1), dy(y, 1);
+      const auto look = [&](int at) {
+        cudaMemcpy(out + at, dx.get(), sizeof(float), cudaMemcpyDeviceToHost);
+        cudaMemcpy(out + at + 1, dy.get(), sizeof(float), cudaMemcpyDeviceToHost);
+      };
+      cudaGraph_t graph;
+      cudaGraphExec_t executable;
+      cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+      saxpy<<<1, 1, 0, stream>>>(1, dx.get(), dx.get(), 1);
+      cudaMemcpyAsync(dy.get(), dx.get(), sizeof(float), cudaMemcpyDeviceToDevice, stream);
+      cudaStreamCaptureStatus status;
+      cudaStreamIsCapturing(stream, &status);
+      if (status != cudaStreamCaptureStatusActive) std::snprintf(text, kText, "not capturing");
+      cudaStreamEndCapture(stream, &graph);
+      look(0);
+      cudaGraphInstantiate(&executable, graph, 0);
+      cudaGraphDestroy(graph);
+      for (int k = 1; k < 3; ++k) {
+        cudaGraphLaunch(executable, stream);
+        look(2 * k);
+      }
+      cudaGraphExecDestroy(executable);
+    }
+    cudaStreamDestroy(stream);
+  });
+}
+
+// What a call that no capture allows gives, and what the end of the capture then gives.
+int break_capture(int call, int* at_end, char* text) {
+  return guarded(text, [&] {
+    cudaStream_t stream, other;
+    cudaEvent_t event;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    cudaEventCreate(&event);
+    float x[1] = {1};
+    DeviceArray<float>* array = new DeviceArray<float>(x, 1);
+    void* more = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    switch (call) {
+      case 0: cudaStreamSynchronize(stream); break;
+      case 1: cudaDeviceSynchronize(); break;
+      case 2: cudaMalloc(&more, 4); break;
+      case 3: cudaMemcpy(array->get(), x, 4, cudaMemcpyHostToDevice); break;
+      case 4: saxpy<<<1, 1>>>(1, array->get(), array->get(), 1); break;
+      case 5: cudaStreamWaitEvent(other, event, 0); break;
+      case 6: cudaFree(array->get()); break;
+      case 7: cudaMemset(array->get(), 0, 4); break;
+      case 8: cudaEventQuery(event); break;
+      case 9: cudaMallocAsync(&more, 4, stream); break;
+      case 10: cudaStreamBeginCapture(other, cudaStreamCaptureModeGlobal); break;
+      case 11: {  // allowed: one allocation in relaxed mode
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        cudaMalloc(&more, 4);
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        break;
+      }
+      default: break;
+    }
+    const cudaError_t error = cudaPeekAtLastError();
+    cudaGraph_t graph = nullptr;
+    *at_end = cudaStreamEndCapture(stream, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (more != nullptr) cudaFree(more);
+    cudaGetLastError();
+    delete array;
+    cudaEventDestroy(event);
+    cudaStreamDestroy(stream);
+    cudaStreamDestroy(other);
+    if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorName(error));
+  });
+}
+
+int end_what_did_not_begin(int* begun, char* text) {
+  return guarded(text, [&] {
+    *begun = cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal);
+    cudaGetLastError();
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaStreamCreate(&stream);
+    cudaStreamEndCapture(stream, &graph);
+    cudaStreamDestroy(stream);
+  });
 }
 
 // cuTensorMapEncodeTiled found by name and called for a [rows, 64] uint8 tensor; -1 where it is not found.

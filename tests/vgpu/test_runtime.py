@@ -15,6 +15,7 @@ NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 PACKAGE = pathlib.Path(pagedkern.__file__).parent
 FLAGS = ["-std=c++20", "-gencode=arch=compute_90a,code=compute_90a", "--no-compress", "-cudart", "none", "-lineinfo"]
 SUCCESS, INVALID_VALUE, INVALID_CONFIGURATION, TOO_LARGE, NOT_SUPPORTED, INVALID_CLUSTER = 0, 1, 9, 720, 801, 912
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNMATCHED = 900, 901, 903
 FAULT = -1
 
 
@@ -215,6 +216,42 @@ def test_copy_of_rows(call):
 
 def test_streams_and_events(library):
     assert library.time_on_a_stream() >= 0
+
+
+def test_a_graph_is_what_was_captured(call):
+    out = np.zeros(6, np.float32)
+    assert call("run_graph", out) == (SUCCESS, "no error")
+    assert out.tolist() == [1, 0, 2, 2, 4, 4]
+
+
+BREAKING = {
+    "cudaStreamSynchronize": "Unsupported", "cudaDeviceSynchronize": "Unsupported", "cudaMalloc": "Unsupported",
+    "cudaMemcpy": "Implicit", "default_stream": "Implicit", "cudaStreamWaitEvent": "NotSupported",
+    "cudaFree": "Unsupported", "cudaMemset": "Implicit", "cudaEventQuery": "Unsupported",
+    "cudaMallocAsync": "NotSupported",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number,error", list(enumerate(BREAKING.values())), ids=list(BREAKING))
+def test_calls_that_break_a_capture(call, number, error):
+    at_end = np.zeros(1, np.int32)
+    code, text = call("break_capture", number, at_end)
+    assert code == FAULT and text == ("cudaErrorNotSupported" if "Not" in error else f"cudaErrorStreamCapture{error}")
+    assert at_end[0] == CAPTURE_INVALIDATED
+
+
+def test_captures_that_go_on(call):
+    """A second one in the thread is refused, memory in relaxed mode is given, and neither ends the first."""
+    at_end = np.full(1, -1, np.int32)
+    assert call("break_capture", 10, at_end) == (FAULT, "cudaErrorNotSupported") and at_end[0] == SUCCESS
+    at_end[:] = -1
+    assert call("break_capture", 11, at_end) == (SUCCESS, "no error") and at_end[0] == SUCCESS
+
+
+def test_captures_have_a_stream_and_a_beginning(call):
+    begun = np.zeros(1, np.int32)
+    code, text = call("end_what_did_not_begin", begun)
+    assert begun[0] == CAPTURE_UNSUPPORTED and code == CAPTURE_UNMATCHED and "not captured" in text
 
 
 def test_tensor_maps_by_the_drivers_entry_point(library):

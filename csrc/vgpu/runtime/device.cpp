@@ -1,6 +1,7 @@
 // The one device: an H200's numbers.
 #include <cstring>
 
+#include "vgpu/runtime/graphs.h"
 #include "vgpu/runtime/limits.h"
 #include "vgpu/runtime/modules.h"
 
@@ -132,7 +133,7 @@ cudaError_t cudaSetDevice(int device) {
 
 // Launches have run when their call returns.
 cudaError_t cudaDeviceSynchronize() {
-  return cudaSuccess;
+  return refuse_in_capture("cudaDeviceSynchronize");
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

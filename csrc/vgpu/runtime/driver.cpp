@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "vgpu/device.h"
+#include "vgpu/runtime/graphs.h"
 #include "vgpu/runtime/modules.h"
 
 using namespace pagedkern::vgpu;
@@ -34,10 +35,12 @@ int encode_tiled(void* map, int type, uint32_t rank, void* address, const uint64
   return make_tensor_map(m, static_cast<u8*>(map)).empty() ? kCudaSuccess : kCudaInvalidValue;
 }
 
-// cuMemcpyBatchAsync as of CUDA 12.8: as the driver does, it refuses the legacy default stream. Attributes change
-// nothing where every copy is done when its call returns, but they must be there and make sense.
+// cuMemcpyBatchAsync as of CUDA 12.8: as the driver does, it refuses the legacy default stream and captures. Attributes
+// change nothing where every copy is done when its call returns, but they must be there and make sense.
 int copy_batch(void** to, void** from, size_t* bytes, size_t count, const CUmemcpyAttributes* attributes,
                const size_t* first_of_attributes, size_t num_attributes, size_t* failed, void* stream) {
+  const cudaError_t refused = refuse_in_capture("cuMemcpyBatchAsync");
+  if (refused != cudaSuccess) return refused;
   if (stream == nullptr || count == 0 || num_attributes == 0 || first_of_attributes[0] != 0) return kCudaInvalidValue;
   for (size_t i = 0; i < num_attributes; ++i) {
     if (attributes[i].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_INVALID) return kCudaInvalidValue;

@@ -46,6 +46,11 @@ constexpr Text kTexts[] = {
     PAGEDKERN_ERROR(cudaErrorInvalidClusterSize, "invalid cluster size"),
     PAGEDKERN_ERROR(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
     PAGEDKERN_ERROR(cudaErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
+    PAGEDKERN_ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    PAGEDKERN_ERROR(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
+    PAGEDKERN_ERROR(cudaErrorStreamCaptureUnmatched, "capture was not initiated in this stream"),
+    PAGEDKERN_ERROR(cudaErrorStreamCaptureImplicit,
+                    "operation would make the legacy stream depend on a capturing stream"),
     PAGEDKERN_ERROR(cudaErrorNotSupported, "operation not supported"),
 };
 #undef PAGEDKERN_ERROR

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "vgpu/device.h"
+#include "vgpu/runtime/graphs.h"
 #include "vgpu/runtime/limits.h"
 #include "vgpu/runtime/modules.h"
 
@@ -13,6 +14,7 @@ namespace {
 struct Call {
   dim3 grid, block;
   size_t shared_bytes;
+  cudaStream_t stream;
   Dim3 cluster{0, 0, 0};  // 0: not given
   bool cooperative = false;
 };
@@ -73,12 +75,7 @@ cudaError_t run(const void* symbol, const Call& call, void** args) {
     std::memcpy(params.data() + kernel.params[k].offset, args[k], kernel.params[k].bytes);
   }
   const LaunchConfig config{to_dim(call.grid), to_dim(call.block), cluster, u32(call.shared_bytes)};
-  try {
-    device_launch(program, kernel, config, params);
-  } catch (const LaunchError& error) {
-    return fail(cudaErrorInvalidConfiguration, error.what());
-  }
-  return cudaSuccess;
+  return enqueue(call.stream, [program, &kernel, config, params] { device_launch(program, kernel, config, params); });
 }
 
 // False: an attribute this runtime does not know.
@@ -133,26 +130,28 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
 }
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
-                               cudaStream_t) {
-  return run(kernel, {grid, block, shared_bytes}, args);
+                               cudaStream_t stream) {
+  return run(kernel, {grid, block, shared_bytes, stream}, args);
 }
 
 cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
-                                    cudaStream_t) {
-  return run(kernel, {grid, block, shared_bytes}, args);
+                                    cudaStream_t stream) {
+  return run(kernel, {grid, block, shared_bytes, stream}, args);
 }
 
-cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** args, size_t shared_bytes, cudaStream_t) {
-  return run(stub, {grid, block, shared_bytes}, args);
+cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** args, size_t shared_bytes,
+                             cudaStream_t stream) {
+  return run(stub, {grid, block, shared_bytes, stream}, args);
 }
 
 cudaError_t cudaLaunchCooperativeKernel(const void* stub, dim3 grid, dim3 block, void** args, size_t shared_bytes,
-                                        cudaStream_t) {
-  return run(stub, {.grid = grid, .block = block, .shared_bytes = shared_bytes, .cooperative = true}, args);
+                                        cudaStream_t stream) {
+  const Call call{.grid = grid, .block = block, .shared_bytes = shared_bytes, .stream = stream, .cooperative = true};
+  return run(stub, call, args);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* stub, void** args) {
-  Call call{config->gridDim, config->blockDim, config->dynamicSmemBytes};
+  Call call{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
   for (unsigned k = 0; k < config->numAttrs; ++k) {
     if (apply(config->attrs[k], call)) continue;
     return fail(cudaErrorNotSupported, "launch attribute " + std::to_string(config->attrs[k].id));

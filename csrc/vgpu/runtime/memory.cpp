@@ -1,8 +1,9 @@
-// Memory: allocations, copies and fills, all done when the call returns.
+// Memory: allocations, copies and fills, all done when the call returns, except on a stream that is captured.
 #include <cstdlib>
 #include <cstring>
 
 #include "vgpu/device.h"
+#include "vgpu/runtime/graphs.h"
 #include "vgpu/runtime/modules.h"
 
 using namespace pagedkern::vgpu;
@@ -10,28 +11,31 @@ using namespace pagedkern::vgpu::runtime;
 
 namespace {
 
-cudaError_t copy(void* to, const void* from, size_t bytes) {
-  if (bytes == 0) return cudaSuccess;
+void copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
   std::memmove(to, from, bytes);
   device_written(to, bytes);
-  return cudaSuccess;
 }
 
-cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height) {
+cudaError_t copy_async(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  return enqueue(stream, [=] { copy(to, from, bytes); });
+}
+
+cudaError_t copy_rows_async(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                            cudaStream_t stream) {
   if (height > 1 && (width > to_pitch || width > from_pitch)) {
     return fail(cudaErrorInvalidValue, "rows of " + std::to_string(width) + " bytes are wider than their pitch");
   }
-  for (size_t row = 0; row < height; ++row) {
-    copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
-  }
-  return cudaSuccess;
+  return enqueue(stream, [=] {
+    for (size_t row = 0; row < height; ++row) {
+      copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    }
+  });
 }
 
-cudaError_t fill(void* pointer, int value, size_t bytes) {
-  if (bytes == 0) return cudaSuccess;
-  std::memset(pointer, value, bytes);
-  device_written(pointer, bytes);
-  return cudaSuccess;
+// Calls that have a result when they return wait for the legacy default stream.
+cudaError_t refuse_to_wait(const char* call) {
+  return refuse_in_capture(call, cudaErrorStreamCaptureImplicit);
 }
 
 // The bytes [offset, offset + count) of a variable, or null with the error set.
@@ -53,21 +57,27 @@ u8* part_of_symbol(const void* symbol, size_t offset, size_t count) {
 extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  const cudaError_t refused = refuse_unless_relaxed("cudaMalloc");
+  if (refused != cudaSuccess) return refused;
   *pointer = bytes == 0 ? nullptr : device_allocate(bytes);
   return bytes == 0 || *pointer != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
-  return cudaMalloc(pointer, bytes);
+  const cudaError_t refused = refuse_in_capture("cudaMallocAsync", cudaErrorNotSupported);
+  return refused != cudaSuccess ? refused : cudaMalloc(pointer, bytes);
 }
 
 cudaError_t cudaFree(void* pointer) {
+  const cudaError_t refused = refuse_unless_relaxed("cudaFree");
+  if (refused != cudaSuccess) return refused;
   if (pointer == nullptr || device_release(pointer)) return cudaSuccess;
   return fail(cudaErrorInvalidValue, "cudaFree of what cudaMalloc did not give, or freed before");
 }
 
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
-  return cudaFree(pointer);
+  const cudaError_t refused = refuse_in_capture("cudaFreeAsync", cudaErrorNotSupported);
+  return refused != cudaSuccess ? refused : cudaFree(pointer);
 }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
@@ -85,49 +95,59 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind) {
-  return copy(to, from, bytes);
+  const cudaError_t refused = refuse_to_wait("cudaMemcpy");
+  return refused != cudaSuccess ? refused : copy_async(to, from, bytes, nullptr);
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind, cudaStream_t) {
-  return copy(to, from, bytes);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream) {
+  return copy_async(to, from, bytes, stream);
 }
 
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                          enum cudaMemcpyKind) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height);
+  const cudaError_t refused = refuse_to_wait("cudaMemcpy2D");
+  return refused != cudaSuccess ? refused : copy_rows_async(to, to_pitch, from, from_pitch, width, height, nullptr);
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                              size_t height, enum cudaMemcpyKind, cudaStream_t) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height);
+                              size_t height, enum cudaMemcpyKind, cudaStream_t stream) {
+  return copy_rows_async(to, to_pitch, from, from_pitch, width, height, stream);
+}
+
+cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
+  return enqueue(stream, [=] {
+    if (bytes == 0) return;
+    std::memset(pointer, value, bytes);
+    device_written(pointer, bytes);
+  });
 }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
-  return fill(pointer, value, bytes);
-}
-
-cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
-  return fill(pointer, value, bytes);
-}
-
-cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, enum cudaMemcpyKind) {
-  u8* to = part_of_symbol(symbol, offset, bytes);
-  return to == nullptr ? cudaPeekAtLastError() : copy(to, from, bytes);
+  const cudaError_t refused = refuse_to_wait("cudaMemset");
+  return refused != cudaSuccess ? refused : cudaMemsetAsync(pointer, value, bytes, nullptr);
 }
 
 cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes, size_t offset,
-                                    enum cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+                                    enum cudaMemcpyKind, cudaStream_t stream) {
+  u8* to = part_of_symbol(symbol, offset, bytes);
+  return to == nullptr ? cudaPeekAtLastError() : copy_async(to, from, bytes, stream);
 }
 
-cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset, enum cudaMemcpyKind) {
+cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                               enum cudaMemcpyKind kind) {
+  const cudaError_t refused = refuse_to_wait("cudaMemcpyToSymbol");
+  return refused != cudaSuccess ? refused : cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, nullptr);
+}
+
+cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset, enum cudaMemcpyKind,
+                                      cudaStream_t stream) {
   const u8* from = part_of_symbol(symbol, offset, bytes);
-  return from == nullptr ? cudaPeekAtLastError() : copy(to, from, bytes);
+  return from == nullptr ? cudaPeekAtLastError() : copy_async(to, from, bytes, stream);
 }
 
-cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
-                                      enum cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
+cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+  const cudaError_t refused = refuse_to_wait("cudaMemcpyFromSymbol");
+  return refused != cudaSuccess ? refused : cudaMemcpyFromSymbolAsync(to, symbol, bytes, offset, kind, nullptr);
 }
 
 cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {

@@ -1,7 +1,8 @@
-// Streams and events: everything runs in order, and has run when its call returns. Events keep the host's time.
+// Streams and events: everything runs in order, and has run when its call returns, except on a stream that is captured
+// (graphs.cpp). Events keep the host's time.
 #include <chrono>
-#include <utility>
 
+#include "vgpu/runtime/graphs.h"
 #include "vgpu/runtime/modules.h"
 
 using namespace pagedkern::vgpu::runtime;
@@ -42,27 +43,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
+  return refuse_in_capture("cudaStreamSynchronize");
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
+  return refuse_in_capture("cudaStreamQuery");
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t, enum cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-
-// Nothing is ever captured; the thread's mode is kept all the same.
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode) {
-  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  std::swap(current, *mode);
-  return cudaSuccess;
+  return refuse_in_capture("cudaStreamWaitEvent", cudaErrorNotSupported);  // it could make another stream part of it
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -85,11 +74,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
+  return refuse_in_capture("cudaEventSynchronize");
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
+  return refuse_in_capture("cudaEventQuery");
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
