@@ -167,8 +167,8 @@ step bench_decode 60 "$PYTHON" bench/bench_paged_attention.py decode cuda
 if probe_sanitizer; then
   # Each tensor in an allocation of its own, so that an access past its end is seen: not where a graph is captured.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck 60 memcheck "current_stream or check_mode"
-  sanitize memcheck_graphs 60 memcheck "follows or many_tokens"
-  sanitize racecheck 60 racecheck "current_stream or many_tokens"
+  sanitize memcheck_graphs 60 memcheck "follows or many_"
+  sanitize racecheck 60 racecheck "current_stream or many_"
 fi
 run_pytest resources 120 tests/build/test_resources.py
 

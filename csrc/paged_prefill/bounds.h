@@ -18,10 +18,13 @@ inline int64_t prefill_dim(int64_t head_dim) {
   return 256;
 }
 
-// Units in work at a time.
+// Units in work at a time. A cluster lies within one group of multiprocessors, whose rest holds none: one bucket more
+// than fit would take as long again as all the others.
 inline int64_t prefill_resident_units(int64_t dim, bool fp8, int64_t group, int64_t multiprocessors) {
   const int64_t blocks = prefill_resident_threads(dim, fp8) / (prefill_block_rows(group) * kPrefillThreadsOfRow);
-  return std::max<int64_t>(1, (multiprocessors * blocks) >> prefill_cluster_log(group));
+  const int log = prefill_cluster_log(group);
+  const int64_t groups = multiprocessors / kMultiprocessorsOfGroup, rest = multiprocessors % kMultiprocessorsOfGroup;
+  return std::max<int64_t>(1, groups * (kMultiprocessorsOfGroup * blocks >> log) + (rest * blocks >> log));
 }
 
 struct PrefillBounds {

@@ -36,6 +36,9 @@ inline int prefill_rows(int64_t group) {
   return prefill_block_rows(group) << prefill_cluster_log(group);
 }
 
+// Of a full GPC of a GH100; some have fewer.
+constexpr int64_t kMultiprocessorsOfGroup = 18;
+
 // Of 16 bytes: what a thread keeps of a partial result.
 constexpr int prefill_slot_vectors(int64_t dim) {
   return static_cast<int>(dim / 8 + 1);

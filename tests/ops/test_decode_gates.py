@@ -70,6 +70,15 @@ def test_units_stay_whole_where_splitting_gains_nothing(query_len, seq_len):
     assert max(tiles) == -(-seq_len // plan["tile_keys"])
 
 
+@pytest.mark.parametrize("num_heads,most", [(128, 132), (200, 66), (512, 29), (1024, 14)])
+def test_no_more_clusters_than_a_device_holds_at_once(num_heads, most):
+    """Clusters of 1, 2, 4 and 8 blocks, each in one of seven groups of 18 multiprocessors or the six left over."""
+    from pagedkern import _C
+
+    plan = _C.paged_prefill_plan([0, 1], [1_000_000], num_heads, 1, 128, False, 132)
+    assert len(plan["bucket_tiles"]) == most
+
+
 @by_heads
 @pytest.mark.parametrize("mix", gates.MIXES)
 def test_schedule(heads, dtype, mix):

@@ -104,6 +104,31 @@ def test_many_tokens_in_a_graph():
         assert torch.equal(caches[1].view(4096, 2, 64)[slots], -rows)
 
 
+@pytest.mark.parametrize("num_heads", [200, 1024], ids=["clusters_of_2", "clusters_of_8"])
+def test_many_heads_in_a_graph(num_heads):
+    """So many that a cluster of blocks shares what it loads, and the keys are shared out among clusters."""
+    caches = [torch.randn(140, 16, 1, 128, device="cuda").to(BF16) for _ in range(2)]
+    query = torch.randn(2, num_heads, 128, device="cuda").to(BF16)
+    out, lens, table = torch.zeros_like(query), int32(1000, 20).cuda(), torch.arange(140).int().view(2, 70).cuda()
+
+    def attend(to: torch.Tensor) -> None:
+        torch.ops.pagedkern.paged_attention(to, query, *caches, table, lens, None, 1, 1120, 128**-0.5)
+
+    attend(out)  # warm up
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(out)
+    for lengths in ((0, 1120), (33, 1), (1120, 500)):
+        lens.copy_(int32(*lengths))
+        table.copy_(torch.randperm(140).int().view(2, 70))
+        graph.replay()
+        expected = torch.full_like(out, float("nan"))
+        attend(expected)
+        torch.cuda.synchronize()
+        compare.assert_same_bytes(out, expected, f"replay with lengths {lengths}")
+
+
 def test_a_graph_follows_its_scales():
     rows = torch.randn(3, 2, 16, device="cuda").to(BF16)
     caches = [torch.zeros(5, 4, 2, 16, device="cuda").to(E4M3) for _ in range(2)]

@@ -123,7 +123,7 @@ ALONE_OPTIONS = [
     {}, {"cache_dtype": E4M3, "k_scale": "head", "v_scale": "tensor"}, {"cache_dtype": E5M2, "k_scale": "token"},
     {"window": (30, -1)}, {"softcap": 4.0, "sinks": True, "alibi": True}, {"dtype": FP32},
     {"dtype": FP16, "head_dim": 96},
-    {"heads": (7, 1), "head_dim": 128}, {"block_size": 1}, {"causal": False, "window": (50, 20)},
+    {"heads": (7, 1), "head_dim": 128}, {"heads": (150, 1)}, {"block_size": 1}, {"causal": False, "window": (50, 20)},
 ]  # fmt: skip
 
 
