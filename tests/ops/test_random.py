@@ -55,7 +55,7 @@ def _random_attention(rng: random.Random, seed: int) -> AttentionCase:
         name=f"seed_{seed}",
         seq_lens=tuple(seq_lens),
         q_lens=None if q_lens is None else tuple(q_lens),
-        heads=(kv_heads * rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17)), kv_heads),
+        heads=(kv_heads * rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 70, 150)), kv_heads),
         head_dim=rng.choice((64, 128, 32, rng.choice(HEAD_DIMS))),
         block_size=rng.choice((16, 16, rng.choice(BLOCK_SIZES), rng.randint(1, 70))),
         dtype=rng.choice((BF16, BF16, FP16, FP32)),
