@@ -3,7 +3,7 @@
 #
 #   tests/gpu_check.sh LOGS
 #
-# Builds; runs streams, graphs and large caches, the op tests on CUDA, a short bench, and compute-sanitizer on a subset.
+# Builds; runs streams, graphs and large caches, the op tests on CUDA, the engine's graphs, a short bench, and compute-sanitizer on a subset.
 # Every step has its own log in the folder LOGS and its own time limit; a step that fails stops no other. The summary goes
 # to the terminal and to LOGS/summary.txt. Exit status: 0 if every step passed, 1 if one failed or could not run, 2 if
 # there is nothing to run on. PYTHON names the interpreter (python3), JOBS the processes at once (all cores).
@@ -158,6 +158,11 @@ step machine 60 bash -c describe_machine
 build
 run_pytest gpu_only 90 tests/ops/test_gpu.py
 run_pytest ops 160 "${parallel[@]}" --backend cuda -k cuda --ignore tests/ops/test_large.py tests/ops
+if has tokenizers && has safetensors && has gguf && has jinja2 && has transformers; then
+  run_pytest engine 60 tests/engine/test_capture.py -k "cuda or triton"
+else
+  missing engine "$PYTHON lacks what pagedkern[engine] and its tests need" optional
+fi
 if has pytest; then
   step bench_cache 60 "$PYTHON" bench/bench_cache_ops.py --device cuda
 else
