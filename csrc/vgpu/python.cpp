@@ -93,7 +93,6 @@ py::dict run(const std::shared_ptr<Program>& program, const std::string& name, c
       if (freed) memory.remove(r[0].cast<u64>());
     }
   }
-  if (current_capture() != nullptr) throw LaunchError("a module's launch cannot be captured");
   const LaunchOptions o = to_options(options);
   LaunchReport report;
   {
@@ -225,6 +224,16 @@ void init_python(py::module_& m) {
   m.def(
       "begin_capture", [] { return begin_capture(nullptr, /*every_stream=*/true, /*relaxed=*/false); },
       "What compiled host code gives to any stream in this thread is kept from here on; False: that is so already.");
+  m.def("is_capturing", [] { return current_capture() != nullptr; });
+  m.def(
+      "capture_call",
+      [](const py::function& call) {
+        current_capture()->graph->add([call] {
+          const py::gil_scoped_acquire acquire;
+          call();
+        });
+      },
+      "Keeps a call while is_capturing().");
   m.def("end_capture", &end_capture, "What was kept; None: a call came that no capture allows.");
   m.def("encode_tensor_map", &encode_tensor_map,
         "The 128 bytes of a tensor map; ValueError names the argument that is wrong.");

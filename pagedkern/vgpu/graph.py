@@ -6,9 +6,9 @@ from pagedkern.vgpu._core import core
 
 
 class Graph:
-    """The launches and copies that compiled host code made inside a `capture`, with the arguments they had then.
+    """The launches and copies that were made inside a `capture`, with the arguments they had then.
 
-    As a CUDA graph it holds addresses, not tensors: those must be kept, and what they hold when it is replayed counts.
+    As a CUDA graph it holds addresses: tensors must be kept by others, and what they hold when it is replayed counts.
     """
 
     def __init__(self):
@@ -31,8 +31,8 @@ class Graph:
 
 @contextlib.contextmanager
 def capture():
-    """Inside the `with` nothing that compiled host code gives to the virtual GPU in this thread runs
-    (`torch.ops.pagedkern_vgpu.*`): the Graph that it yields holds it when the `with` has ended.
+    """Inside the `with` nothing that this thread gives to the virtual GPU runs, be it by `torch.ops.pagedkern_vgpu.*`
+    or by a `Module`: the Graph that it yields holds it when the `with` has ended.
 
     What a stream cannot do while it is captured (wait for results, allocate) is an error there and then, and a
     RuntimeError at the end.

@@ -109,8 +109,10 @@ class Module:
         """Address and size of the module's .global and .const variables."""
         return self._program.variables()
 
-    def launch(self, kernel, grid, block, args=(), shared_bytes=0, cluster=(1, 1, 1), memory=(), names=None) -> Report:
-        """Runs a kernel to its end and returns the report.
+    def launch(
+        self, kernel, grid, block, args=(), shared_bytes=0, cluster=(1, 1, 1), memory=(), names=None
+    ) -> Report | None:
+        """Runs a kernel to its end and returns the report. Inside a `capture` it is kept, and there is none.
 
         args: one per parameter: torch CPU tensors and numpy arrays (by address), int, float, bytes (a by-value
             struct), TensorMap. `Uninitialized` and `Freed` say what the bytes of a tensor or array count as.
@@ -126,22 +128,19 @@ class Module:
             params.extend(self._argument(value, size, name, label, ranges))
         for k, value in enumerate(memory):
             self._register(value, f"memory {k}", ranges)
-        current = _session.current()
-        report = Report(
-            core.launch(
-                self._program,
-                kernel,
-                _dim(grid),
-                _dim(block),
-                _dim(cluster),
-                shared_bytes,
-                bytes(params),
-                ranges,
-                current.options(),
-            )
-        )
-        current.reports.append(report)
-        return report
+        shape = _dim(grid), _dim(block), _dim(cluster), shared_bytes
+        kept = args, memory  # as long as they are pointed at
+
+        def run() -> Report:
+            current = _session.current()
+            program, _ = self._program, kept
+            report = Report(core.launch(program, kernel, *shape, bytes(params), ranges, current.options()))
+            current.reports.append(report)
+            return report
+
+        if core.is_capturing():
+            return core.capture_call(run)
+        return run()
 
     @staticmethod
     def _register(value, label, ranges):
