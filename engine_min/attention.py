@@ -9,9 +9,10 @@ from engine_min.kv_cache import KVCache
 
 
 @dataclass
-class BatchMetadata:
+class Batch:
     """One step's batch: num_tokens rows of num_seqs sequences, each with the keys it already has."""
 
+    token_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
     slot_mapping: torch.Tensor  # [num_tokens] int64
     block_table: torch.Tensor  # [num_seqs, max_blocks] int32
@@ -54,7 +55,7 @@ class Attention:
             for window, scales in zip(model.sliding_windows, kv_cache.scales, strict=True)
         ]
 
-    def begin(self, batch: BatchMetadata) -> None:
+    def begin(self, batch: Batch) -> None:
         self._batch = batch
         self._batch_out = self._out[: batch.positions.size(0)]
         self._batch_rows = self._batch_out.flatten(1)

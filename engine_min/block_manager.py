@@ -56,13 +56,6 @@ class PrefixCache:
         del self.entries[self.key_of.pop(block)]
         return block
 
-    def clear(self) -> list[int]:
-        """Forgets everything; the blocks that were idle."""
-        idle = list(self.idle)
-        for part in (self.entries, self.key_of, self.idle):
-            part.clear()
-        return idle
-
 
 class BlockManager:
     """Each running sequence has a row of `tables`; the row is what the runner gathers into the op's block table.
@@ -202,7 +195,8 @@ class BlockManager:
         """Forgets all contents, for example because the weights have changed. Needs every row closed."""
         if len(self._free_rows) != len(self.num_held):
             raise RuntimeError("the prefix cache can only be reset while no sequence runs")
-        self._free += self.prefix.clear()
+        self._free += self.prefix.idle
+        self.prefix = PrefixCache(self.block_size)
 
     # ---- Host memory.
 

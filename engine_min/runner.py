@@ -1,11 +1,12 @@
 """Turns the scheduled requests into one forward pass on fixed metadata buffers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
-from engine_min.attention import Attention, BatchMetadata
+from engine_min.attention import Attention, Batch
 from engine_min.block_manager import BlockManager
 from engine_min.config import EngineConfig
 from engine_min.request import Request
@@ -50,20 +51,18 @@ class Runner:
 
     def _recorded_step(self, size: int) -> Step:
         """Whatever changes from step to step is in the buffers; lengths and table widths are upper bounds."""
-        batch = self._batch(size, size, self._block_table.device.size(1), None, 1, self.max_model_len)
-        token_ids = self._token_ids.device[:size]
+        return partial(self._forward, self._batch(size, size, self._block_table.device.size(1), 1, self.max_model_len))
 
-        def step() -> torch.Tensor:
-            self.attention.begin(batch)
-            return self.model(token_ids, self.attention)
-
-        return step
-
-    def _batch(self, num_tokens: int, num_seqs: int, width: int, cu_seqlens, max_q: int, max_k: int) -> BatchMetadata:
-        return BatchMetadata(
-            self._positions.device[:num_tokens], self._slots.device[:num_tokens],
-            self._block_table.device[:num_seqs, :width], self._seq_lens.device[:num_seqs], cu_seqlens, max_q, max_k,
+    def _batch(self, num_tokens: int, num_seqs: int, width: int, max_q: int, max_k: int) -> Batch:
+        return Batch(
+            self._token_ids.device[:num_tokens], self._positions.device[:num_tokens], self._slots.device[:num_tokens],
+            self._block_table.device[:num_seqs, :width], self._seq_lens.device[:num_seqs],
+            self._cu_seqlens.device[: num_seqs + 1] if max_q > 1 else None, max_q, max_k,
         )  # fmt: skip
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        self.attention.begin(batch)
+        return self.model(batch.token_ids, self.attention)
 
     @torch.inference_mode()
     def step(self, requests: list[Request]) -> list[tuple[Request, int | None]]:
@@ -100,10 +99,8 @@ class Runner:
             self._upload(size, size)
             return self.graphs.replay(size)
         self._upload(num_tokens, num_seqs)
-        cu_seqlens = None if is_decode else self._cu_seqlens.device[: num_seqs + 1]
-        max_q, width = max(request.num_scheduled for request in requests), self.blocks.blocks_for(longest)
-        self.attention.begin(self._batch(num_tokens, num_seqs, width, cu_seqlens, max_q, longest))
-        return self.model(self._token_ids.device[:num_tokens], self.attention)
+        max_q = 1 if is_decode else max([request.num_scheduled for request in requests])
+        return self._forward(self._batch(num_tokens, num_seqs, self.blocks.blocks_for(longest), max_q, longest))
 
     def _fill(self, requests: list[Request], num_tokens: int, is_decode: bool) -> int:
         """Fills the host side of the buffers; the length of the longest sequence."""

@@ -13,14 +13,10 @@ from engine_min.request import SamplingParams
 _SPACE = "\u2581"  # SentencePiece's
 
 
-def _byte_of() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the rest for characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
-
-
-_BYTE_OF = _byte_of()
+# GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the rest for characters from 256 on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 class Tokenizer:
@@ -111,9 +107,6 @@ class OutputText:
 
     Held back are the bytes of a character that is not complete, and text that may turn out to be the start of a stop
     text, so that none of it is ever given out. Everything in it is immutable: a fork is a copy."""
-
-    __slots__ = ("_params", "_stops", "_stop_ids", "_num_tokens", "_plain_below", "_held",
-                 "_pieces", "_drops_space", "_is_plain", "_bytes")  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
         self._params = params
