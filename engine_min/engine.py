@@ -15,7 +15,7 @@ from engine_min.kv_cache import KVCache
 from engine_min.llama import LlamaModel
 from engine_min.loader import open_checkpoint, reading
 from engine_min.parallel import joined
-from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams
+from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams, refuse
 from engine_min.runner import Runner
 from engine_min.sampler import choice_seed
 from engine_min.scheduler import Scheduler
@@ -183,16 +183,13 @@ class LLM(EngineCore):
         longest = self.max_model_len = min(config.max_model_len or math.inf, checkpoint.config.max_position)
         config = self.config = replace(config, max_model_len=longest)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < longest:
-            raise ValueError(
-                f"max_num_batched_tokens is {config.max_num_batched_tokens}, expected at least max_model_len "
-                f"({longest}) without chunked prefill"
-            )
-        self.model_config = checkpoint.config
+            refuse(config, "max_num_batched_tokens", f"at least max_model_len ({longest}) without chunked prefill")
+        self.model_config, local = checkpoint.config, parallel.local(checkpoint.config)
         with reading(model):
             self.tokenizer = checkpoint.tokenizer()
             network = LlamaModel(checkpoint, longest, backend, parallel)
         cache = self.kv_cache = KVCache(config, checkpoint, backend, parallel)
-        attention = Attention(config, parallel.local(checkpoint.config), backend, cache, network.cos_sin_cache)
+        attention = Attention(config, local, backend, cache, network.cos_sin_cache)
         blocks = BlockManager(
             cache.num_blocks, config.block_size, config.max_num_seqs, longest, cache, cache.num_host_blocks,
             config.enable_prefix_caching,
@@ -250,7 +247,7 @@ class LLM(EngineCore):
 
     def _check(self, request_id: str, token_ids: list[int], params: SamplingParams, salt: str | None) -> None:
         """Refuses at once what could never run, with the numbers."""
-        if salt is not None and not isinstance(salt, str):
+        if not isinstance(salt, str | None):
             raise ValueError(f"cache_salt is {salt!r}, expected a text")
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is already running")

@@ -150,7 +150,7 @@ class Weights:
         stored = self._quantized("model.embed_tokens.weight" if is_tied else "lm_head.weight")
         if stored is not None:
             return QuantizedLinear(stored)
-        return Linear(self.parallel.vocabulary(embedding if is_tied else self.load("lm_head.weight")))
+        return Linear(embedding if is_tied else self.load("lm_head.weight"))
 
     def _quantized(self, *names: str) -> QuantizedTensor | None:
         """One matrix of those named, in the few bits that all of them are stored in."""
@@ -201,7 +201,6 @@ class LlamaLayer:
 class LlamaModel:
     def __init__(self, checkpoint: Checkpoint, max_position: int, backend: Backend, parallel: TensorParallel):
         config = self.config = checkpoint.config
-        self.parallel = parallel
         weights = Weights(checkpoint, backend, parallel)
         self.embedding = weights.load("model.embed_tokens.weight")
         layers = tqdm(range(config.num_layers), "loading layers", disable=parallel.rank > 0 or None)
@@ -229,5 +228,4 @@ class LlamaModel:
         eps = self.config.rms_norm_eps
         if isinstance(self.head, QuantizedLinear):
             return self.head(hidden, norm=self.norm.float(), eps=eps)
-        logits = self.head(rms_norm(hidden.to(self.norm.dtype), self.norm, eps))
-        return self.parallel.gather(logits, self.config.vocab_size)
+        return self.head(rms_norm(hidden.to(self.norm.dtype), self.norm, eps))

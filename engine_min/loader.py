@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from engine_min.config import model_config_from_hf
 from engine_min.quantized import QuantizedTensor
@@ -16,8 +17,6 @@ class Checkpoint:
     """config.json beside model.safetensors, or beside shards listed in model.safetensors.index.json."""
 
     def __init__(self, path: Path):
-        from safetensors import safe_open
-
         self._path = path
         self.config = model_config_from_hf(path)
         index, shards = path / "model.safetensors.index.json", {"model.safetensors"}

@@ -1,8 +1,8 @@
 """Tensor parallelism: each of several processes holds a part of every layer's heads and of its MLP.
 
 Queries, keys, values, gate and up are cut by their outputs, the two linears after them by their inputs, so that one sum
-over the processes ends each half of a layer. The head is cut by the vocabulary, and its logits are gathered: every
-process has them all, draws the same tokens and takes the same steps, and none has to be told what the others decided.
+over the processes ends each half of a layer. Embedding and head are whole: every process has all logits, draws the same
+tokens and takes the same steps, and none has to be told what the others decided.
 """
 
 from dataclasses import dataclass, replace
@@ -34,23 +34,9 @@ class TensorParallel:
         units = tensor.size(dim) // unit
         return tensor.narrow(dim, self.rank * units // self.size * unit, max(1, units // self.size) * unit)
 
-    def vocabulary(self, weight: torch.Tensor) -> torch.Tensor:
-        """This process's rows of the head, filled up to an equal number for each."""
-        rows = -(-weight.size(0) // self.size)
-        own = weight[self.rank * rows : (self.rank + 1) * rows]
-        return own if own.size(0) == rows else torch.nn.functional.pad(own, (0, 0, 0, rows - own.size(0)))
-
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(partial)
         return partial
-
-    def gather(self, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """[rows, own part] of every process to [rows, vocab]."""
-        if self.size == 1:
-            return logits
-        parts = [torch.empty_like(logits) for _ in range(self.size)]
-        dist.all_gather(parts, logits.contiguous())
-        return torch.cat(parts, dim=1)[:, :vocab_size]
 
     def least(self, value: int) -> int:
         """The smallest of the processes' values: what all of them can do."""
