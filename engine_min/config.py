@@ -9,7 +9,7 @@ import torch
 
 import pagedkern
 from engine_min.request import check_fields, number, one_of, refuse
-from engine_min.rope import RopeConfig, rope_from_hf
+from engine_min.rope import Rope
 
 DTYPES = {  # of caches
     "bfloat16": torch.bfloat16,
@@ -97,32 +97,6 @@ def resolve_backend(config: EngineConfig) -> Backend:
     return Backend(name, torch.device(device), ops, DTYPES[dtype], DTYPES[cache_dtype])
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_position: int
-    rope: RopeConfig
-    tie_word_embeddings: bool
-    attention_bias: bool  # of queries, keys and values
-    output_bias: bool  # of the attention's output
-    mlp_bias: bool
-    qk_norm: bool  # every head's query and key are normalised before they are rotated
-    sliding_windows: tuple[int | None, ...]  # of each layer
-    eos_token_ids: frozenset[int]
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} key/value heads")
-
-
 # What a config.json may leave out because transformers has a default for it.
 _FAMILIES = {
     "LlamaForCausalLM": {},
@@ -133,6 +107,41 @@ _FAMILIES = {
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
+class ModelConfig:
+    """What a config.json says of a model."""
+
+    def __init__(self, config: dict):
+        missing = [key for key in _REQUIRED if key not in config]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        if config.get("hidden_act", "silu") not in ("silu", "swish"):
+            raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
+        name = self.architecture = (config.get("architectures") or ["LlamaForCausalLM"])[0]
+        if name not in _FAMILIES:
+            raise ValueError(f"architecture {name!r} is not supported, expected one of {', '.join(_FAMILIES)}")
+        config = _FAMILIES[name] | config
+        self.vocab_size: int = config["vocab_size"]
+        self.hidden_size: int = config["hidden_size"]
+        self.intermediate_size: int = config["intermediate_size"]
+        self.num_layers: int = config["num_hidden_layers"]
+        self.num_heads: int = config["num_attention_heads"]
+        self.num_kv_heads: int = config.get("num_key_value_heads") or self.num_heads
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} key/value heads")
+        self.head_dim: int = config.get("head_dim") or self.hidden_size // self.num_heads
+        self.max_position: int = config.get("max_position_embeddings", 2048)
+        self.rope = Rope(config, self.head_dim, self.max_position)
+        self.rms_norm_eps: float = config.get("rms_norm_eps", 1e-6)
+        self.tie_word_embeddings: bool = config.get("tie_word_embeddings", False)
+        is_qwen2, has_bias = name == "Qwen2ForCausalLM", config.get("attention_bias") or False
+        self.attention_bias: bool = is_qwen2 or has_bias  # of queries, keys and values
+        self.output_bias: bool = has_bias and not is_qwen2  # of the attention's output
+        self.mlp_bias: bool = config.get("mlp_bias", False)
+        self.qk_norm = name == "Qwen3ForCausalLM"  # every head's query and key are normalised before they are rotated
+        self.sliding_windows = _sliding_windows(config, name)
+        self.eos_token_ids: frozenset[int] = frozenset(config["eos_token_id"])
+
+
 def model_config_from_hf(path: Path) -> ModelConfig:
     """Reads config.json, and generation_config.json where there is one (it may name more end tokens)."""
     config = json.loads((path / "config.json").read_text())
@@ -140,54 +149,16 @@ def model_config_from_hf(path: Path) -> ModelConfig:
     generation = json.loads(generation_path.read_text()) if generation_path.exists() else {}
     ends = [config.get("eos_token_id"), generation.get("eos_token_id")]
     tokens = [token for end in ends for token in (end if isinstance(end, list) else [end]) if token is not None]
-    return model_config(config | {"eos_token_id": tokens})
-
-
-def model_config(config: dict) -> ModelConfig:
-    """From the keys of a config.json."""
-    missing = [key for key in _REQUIRED if key not in config]
-    if missing:
-        raise ValueError(f"config.json lacks {', '.join(missing)}")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
-    architecture = (config.get("architectures") or ["LlamaForCausalLM"])[0]
-    if architecture not in _FAMILIES:
-        raise ValueError(f"architecture {architecture!r} is not supported, expected one of {', '.join(_FAMILIES)}")
-    config = _FAMILIES[architecture] | config
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    max_position = config.get("max_position_embeddings", 2048)
-    is_qwen2, bias = architecture == "Qwen2ForCausalLM", config.get("attention_bias") or False
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        max_position=max_position,
-        rope=rope_from_hf(config, head_dim, max_position),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        attention_bias=is_qwen2 or bias,
-        output_bias=bias and not is_qwen2,
-        mlp_bias=config.get("mlp_bias", False),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        sliding_windows=_sliding_windows(config, architecture),
-        eos_token_ids=frozenset(config["eos_token_id"]),
-    )
+    return ModelConfig(config | {"eos_token_id": tokens})
 
 
 def _sliding_windows(config: dict, architecture: str) -> tuple[int | None, ...]:
-    """Mistral has a window in every layer, Qwen in those that layer_types names, or that follow max_window_layers."""
+    """Of each layer: Mistral has one in all, Qwen in those that layer_types names, or that follow max_window_layers."""
     num_layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    if architecture.startswith("Qwen") and not config.get("use_sliding_window"):
-        window = None
-    if architecture == "LlamaForCausalLM" or window is None:
+    is_qwen = architecture.startswith("Qwen")
+    if architecture == "LlamaForCausalLM" or (is_qwen and not config.get("use_sliding_window")) or window is None:
         return (None,) * num_layers
-    first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
+    first = config.get("max_window_layers", 28) if is_qwen else 0
     by_index = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     kinds = config.get("layer_types") or by_index
     if set(kinds) - {"sliding_attention", "full_attention"} or len(kinds) != num_layers:

@@ -1,7 +1,6 @@
 """GGUF files: the model's config, tensors and tokenizer from what the `gguf` package reads."""
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from gguf.quants import dequantize
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
-from engine_min.config import ModelConfig, model_config
+from engine_min.config import ModelConfig
 from engine_min.loader import Checkpoint
 from engine_min.quantized import GROUP, QuantizedTensor
 from engine_min.tokenizer import Tokenizer
@@ -152,25 +151,26 @@ def _config(metadata: dict, names: set[str]) -> ModelConfig:
     missing = [f"{arch}.{key}" for key in _CONFIG_KEYS.values() if key not in own]
     if missing:
         raise ValueError(f"GGUF metadata lacks {', '.join(missing)}")
-    has_factors, rope_type = "rope_freqs.weight" in names, own.get("rope.scaling.type", "none")
+    has_divisors, rope_type = "rope_freqs.weight" in names, own.get("rope.scaling.type", "none")
     head_dim = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
-    model = model_config({name: own[key] for name, key in _CONFIG_KEYS.items()} | {
+    config = {name: own[key] for name, key in _CONFIG_KEYS.items()} | {
         "architectures": [_ARCHITECTURES[arch]],
         "vocab_size": own.get("vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
         "num_key_value_heads": own.get("attention.head_count_kv"),
         "head_dim": head_dim,
         "rope_theta": own.get("rope.freq_base"),
         "rope_scaling": {
-            "rope_type": "default" if has_factors or rope_type == "none" else rope_type,
+            "rope_type": "default" if has_divisors or rope_type == "none" else rope_type,
             "factor": own.get("rope.scaling.factor", 1.0),
             "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
         },
         "tie_word_embeddings": "lm_head.weight" not in names,
         "eos_token_id": [token for token in ends if token is not None],
-    })  # fmt: skip
-    rotary_dim = own.get("rope.dimension_count") or head_dim
-    rope = replace(model.rope, rotary_dim=rotary_dim, type="factors" if has_factors else model.rope.type)
-    attention = "model.layers.0.self_attn."
-    biases = {"attention_bias": attention + "q_proj.bias" in names, "output_bias": attention + "o_proj.bias" in names}
-    return replace(model, rope=rope, **biases)
+    }
+    model = ModelConfig(config)
+    model.rope.rotary_dim = own.get("rope.dimension_count") or head_dim
+    model.rope.has_divisors = has_divisors
+    model.attention_bias = "model.layers.0.self_attn.q_proj.bias" in names
+    model.output_bias = "model.layers.0.self_attn.o_proj.bias" in names
+    return model

@@ -12,7 +12,6 @@ from engine_min.kv_cache import SCALE_NAME
 from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
-from engine_min.rope import rope_table
 
 _COMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # here, whatever a checkpoint says
 
@@ -91,7 +90,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    if config.rope.type == "factors":
+    if config.rope.has_divisors:
         shapes["rope_freqs.weight"] = (config.rope.rotary_dim // 2,)
     return shapes
 
@@ -210,9 +209,9 @@ class LlamaModel:
         self.quantized_layers = None
         if QuantizedLayers.fit(self.layers):
             self.quantized_layers = QuantizedLayers(self.layers, weights)
-        has_factors = config.rope.type == "factors"
-        divisors = weights.load("rope_freqs.weight", torch.float32).cpu() if has_factors else None
-        self.cos_sin_cache = rope_table(config.rope, max_position, divisors)
+        has_divisors = config.rope.has_divisors
+        divisors = weights.load("rope_freqs.weight", torch.float32).cpu() if has_divisors else None
+        self.cos_sin_cache = config.rope.table(max_position, divisors)
 
     def __call__(self, token_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
         """[num_tokens] ids of a mixed batch to [num_tokens, hidden] states."""

@@ -5,7 +5,8 @@ over the processes ends each half of a layer. Embedding and head are whole: ever
 tokens and takes the same steps, and none has to be told what the others decided.
 """
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,9 @@ class TensorParallel:
                 f"{heads} query heads, {kv_heads} key/value heads and {config.intermediate_size} MLP rows cannot be "
                 f"shared by {self.size} processes (tensor_parallel_size)"
             )
-        return replace(config, num_heads=heads // self.size, num_kv_heads=max(1, kv_heads // self.size))
+        local = copy(config)
+        local.num_heads, local.num_kv_heads = heads // self.size, max(1, kv_heads // self.size)
+        return local
 
     def part(self, tensor: torch.Tensor, dim: int, unit: int = 1) -> torch.Tensor:
         """This process's share of a dimension that consists of units (heads, or rows) of such a size; those that are

@@ -1,7 +1,6 @@
 """Mistral, Qwen2 and Qwen3 against transformers: logits to 1e-4 in float32, over windows, biases, norms and ropes."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from test_models import LLAMA3, check_logits, config_with, edit
 
 from engine_min.config import model_config_from_hf
 from engine_min.parallel import TensorParallel
-from engine_min.rope import RopeConfig, rope_inv_freq, rope_table
+from engine_min.rope import Rope
 
 SHORT_RAMP = {"truncate": False, "beta_fast": 8, "beta_slow": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -86,10 +85,10 @@ def test_yarn_tables(rotary_dim, factor, position):
     parameters = YARN | {"factor": factor, "original_max_position_embeddings": 4096}
     config = LlamaConfig(head_dim=rotary_dim, max_position_embeddings=131072, rope_parameters=parameters)
     expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    rope = RopeConfig(10000.0, rotary_dim, "yarn", factor, original_max_position=4096)
-    ours = rope_inv_freq(rope)
+    rope = Rope({"rope_parameters": parameters}, rotary_dim, 131072)
+    ours = rope.inv_freq()
     torch.testing.assert_close(ours, expected, atol=0, rtol=2e-6)
-    table = rope_table(replace(rope, attention_factor=attention_factor), 1024)[position]
+    table = rope.table(1024)[position]
     torch.testing.assert_close(table[0], (position * expected[0]).cos() * attention_factor)
 
 

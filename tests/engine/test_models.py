@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from engine_min import SamplingParams
 from engine_min.config import model_config_from_hf
 from engine_min.llama import rms_norm
-from engine_min.rope import RopeConfig, rope_inv_freq
+from engine_min.rope import Rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS = {
@@ -145,11 +145,13 @@ def test_rope_errors(make_llama):
 def test_rope_values_that_say_nothing(make_llama):
     path, _ = make_llama()
     plain = config_with(path).rope
-    assert config_with(path, rope_scaling={"type": "default", "factor": 0}).rope == plain
-    assert config_with(path, rotary_dim=8).rope == plain  # not a key of these families
+    said_nothing = config_with(path, rope_scaling={"type": "default", "factor": 0}, rotary_dim=8)  # no key of theirs
+    assert torch.equal(said_nothing.rope.inv_freq(), plain.inv_freq())
     yarn = {"rope_type": "yarn", "factor": "4", "beta_fast": 0, "truncate": None}
     rope = config_with(path, rope_scaling=yarn).rope
-    assert (rope.factor, rope.beta_fast, rope.truncate) == (4.0, 32.0, False)
+    other = config_with(path, rope_scaling=yarn | {"factor": 4.0, "beta_fast": 32.0, "truncate": False}).rope
+    assert rope.factor == 4.0 and torch.equal(rope.inv_freq(), other.inv_freq())
+    assert not torch.equal(rope.inv_freq(), config_with(path, rope_scaling=yarn | {"truncate": True}).rope.inv_freq())
 
 
 @pytest.mark.parametrize("factor", (8.0, 32.0))
@@ -161,7 +163,7 @@ def test_llama3_frequencies(factor):
     scaling |= {"factor": factor, "original_max_position_embeddings": 8192}
     config = LlamaConfig(head_dim=128, max_position_embeddings=131072, rope_parameters=scaling)
     expected, attention_factor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    ours = rope_inv_freq(RopeConfig(5e5, 128, "llama3", factor, 1.0, 4.0, 8192))
+    ours = Rope({"rope_parameters": scaling}, 128, 131072).inv_freq()
     assert attention_factor == 1.0
     torch.testing.assert_close(ours, expected, atol=0, rtol=1e-6)
 
@@ -170,7 +172,7 @@ def test_partial_rotary_keeps_the_frequencies_of_its_own_width(make_llama):
     path, _ = make_llama(head_dim=64)
     rope = config_with(path, rope_theta=1e4, partial_rotary_factor=0.25).rope
     assert rope.rotary_dim == 16
-    torch.testing.assert_close(rope_inv_freq(rope)[1], torch.tensor(1e4 ** (-2 / 16)))
+    torch.testing.assert_close(rope.inv_freq()[1], torch.tensor(1e4 ** (-2 / 16)))
 
 
 # ---- Names: what is missing or too much is an error that says so (field cases 43 and 44).
