@@ -12,11 +12,14 @@ MAX_LOGPROBS = 20
 
 def number(default, low: float, high: float = math.inf):
     """A setting that must be in [low, high], and finite."""
-    return field(default=default, metadata={"low": low, "high": high})
+    expected = f"in [{low}, {high}]" if high < math.inf else f"at least {low}"
+    return field(default=default, metadata={"holds": lambda x: low <= x <= high and x < math.inf, "expected": expected})
 
 
-def one_of(default: str, *others: str):
-    return field(default=default, metadata={"choices": (default, *others)})
+def one_of(*choices: str):
+    return field(
+        default=choices[0], metadata={"holds": choices.__contains__, "expected": f"one of {', '.join(choices)}"}
+    )
 
 
 def check_fields(settings: object) -> None:
@@ -27,11 +30,8 @@ def check_fields(settings: object) -> None:
             continue
         if setting.type in (int, int | None) and not _is_whole(value):
             refuse(settings, setting.name, "whole numbers")
-        if value not in limits.get("choices", (value,)):
-            refuse(settings, setting.name, f"one of {', '.join(limits['choices'])}")
-        if "low" in limits and (not limits["low"] <= value <= limits["high"] or value == math.inf):
-            has_end = limits["high"] < math.inf
-            refuse(settings, setting.name, ("in [{low}, {high}]" if has_end else "at least {low}").format(**limits))
+        if limits and not limits["holds"](value):
+            refuse(settings, setting.name, limits["expected"])
 
 
 def refuse(settings: object, name: str, expected: str) -> None:
