@@ -62,10 +62,6 @@ class EngineCore:
             batch = self.scheduler.schedule()
             if not batch:
                 return []
-            for request in batch:
-                if not request.completion.token_ids and request.samples:  # its other choices begin now, too
-                    others = range(1, len(request.output.outputs))
-                    request.children = [request.fork(i, choice_seed(request.seed, i)) for i in others]
             drawn = self.runner.step(batch)
         except Exception as error:  # where blocks could not be moved, nobody who runs can trust his own
             requests = batch or list(self.scheduler.running)
@@ -89,7 +85,7 @@ class EngineCore:
         return list(outputs)
 
     def _commit(self, batch: list[Request]) -> None:
-        """What the pass has computed is in the cache now, for the children too."""
+        """What the pass has computed is in the cache now, for other choices too."""
         blocks, size = self.blocks, self.blocks.block_size
         for request in batch:
             computed = request.num_computed = request.num_computed + request.num_scheduled
@@ -98,12 +94,13 @@ class EngineCore:
         self._steps += 1  # now that nobody writes to a block that others share, each has empty slots in its last alone
         self._slots_held += blocks.num_used * size
         self._slots_empty += sum([-request.num_computed % size for request in self.scheduler.running])
-        for request in [request for request in batch if request.children]:
-            for child in request.children:
-                self._fork(request, child)
-            request.children = []
+        for request in batch:
+            if request.samples and request.num_generated == 0 and request.index == 0:  # its other choices begin now
+                for index in range(1, len(request.output.outputs)):
+                    self._fork(request, index)
 
-    def _fork(self, request: Request, child: Request) -> None:
+    def _fork(self, request: Request, index: int) -> None:
+        child = request.fork(index, choice_seed(request.seed, index))
         self.scheduler.fork(request, child)
         self._requests[request.request_id].append(child)
 
@@ -135,8 +132,8 @@ class EngineCore:
         for index in range(len(choices), len(choices) + n):
             logprobs = None if source.logprobs is None else list(source.logprobs)
             choices.append(CompletionOutput(list(source.token_ids), logprobs=logprobs, pieces=[source.text]))
-            if parent.num_generated > 0:
-                self._fork(parent, parent.fork(index, choice_seed(parent.seed, index)))
+            if parent.num_generated > 0 or parent.index > 0:  # else it begins when the prompt is computed
+                self._fork(parent, index)
         return parent.output
 
     def abort(self, request_id: str) -> bool:

@@ -122,7 +122,7 @@ class RequestOutput:
 class Request:
     """A sequence on its way: `tokens` is the prompt and what has been generated, `num_computed` of them are cached.
 
-    The choices of a request are sequences of their own from the first token on: until then one computes the prompt.
+    The choices of a request are sequences of their own. The first computes the prompt; the others begin when it has.
     """
 
     request_id: str
@@ -135,9 +135,8 @@ class Request:
     completion: CompletionOutput | None = None  # the one of the output's choices that this is
     num_computed: int = 0
     num_scheduled: int = 0  # tokens that the step computes
-    samples: bool = False  # the step computes the last of them, whose logits give the next: to it and to its children
+    samples: bool = False  # the step computes the last of them, whose logits give the next
     num_stored: int = 0  # positions before this one were found in the cache and are not written again
-    children: list["Request"] = field(default_factory=list)  # that begin with the token about to be drawn
     row: int | None = None  # of the block manager's tables, while it runs
     index: int = 0  # of the choice
     text: object = None  # its OutputText
@@ -164,5 +163,5 @@ class Request:
         """Another choice, with the same tokens so far; the scheduler gives it its blocks."""
         return replace(
             self, seed=seed, tokens=list(self.tokens), completion=self.output.outputs[index], num_computed=0, row=None,
-            index=index, children=[], text=copy(self.text), host_blocks=None,
+            index=index, text=copy(self.text), host_blocks=None,
         )  # fmt: skip

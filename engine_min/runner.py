@@ -66,8 +66,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, requests: list[Request]) -> list[tuple[Request, int | None]]:
-        """Runs what is scheduled. A token (None: the logits were unusable) for each request that samples, and for each
-        of its children."""
+        """Runs what is scheduled. A token (None: the logits were unusable) for each request that samples."""
         num_tokens = sum([request.num_scheduled for request in requests])
         hidden = self._run(requests, num_tokens)
         rows: list[int] = []
@@ -80,13 +79,9 @@ class Runner:
             if request.samples:
                 rows.append(end - 1)
                 drawing.append(request)
-                if request.children:
-                    rows += [end - 1] * len(request.children)
-                    drawing += request.children
         if not drawing:
             return []
-        is_each_row_once = rows == list(range(num_tokens))
-        hidden = hidden[:num_tokens] if is_each_row_once else hidden[torch.tensor(rows, device=self.device)]
+        hidden = hidden[:num_tokens] if len(rows) == num_tokens else hidden[torch.tensor(rows, device=self.device)]
         return list(zip(drawing, sample(self.model.logits(hidden), drawing), strict=True))
 
     def _run(self, requests: list[Request], num_tokens: int) -> torch.Tensor:

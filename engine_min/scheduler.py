@@ -118,7 +118,8 @@ class Scheduler:
         """Lets a child that has the request's tokens run beside it; without a free row it waits and is recomputed."""
         if request.row is not None and len(self.running) < self.max_num_seqs:
             child.row = self.blocks.fork_row(request.row, request.num_computed)
-            child.num_computed = request.num_computed
+            child.num_stored = request.num_computed
+            child.num_computed = min(request.num_computed, len(child.tokens) - 1)  # the last for its logits alone
             insort(self.running, child)
         else:
             child.was_preempted = True

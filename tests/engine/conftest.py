@@ -54,7 +54,7 @@ class LogitsTap:
         llm.runner.model.logits = self.logits
 
     def step(self, batch):
-        self._sampling = [r for request in batch if request.samples for r in (request, *request.children)]
+        self._sampling = [request for request in batch if request.samples]
         return self._step(batch)
 
     def logits(self, hidden):

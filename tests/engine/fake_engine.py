@@ -96,11 +96,10 @@ class FakeRunner:
                 history = hash((history, request.tokens[position]))
                 assert self._read(self.blocks.tables[request.row], position) == history, "foreign keys and values"
             if request.samples:
-                for one in (request, *request.children):
-                    failure = self.fail(one)
-                    if isinstance(failure, Exception):
-                        raise failure
-                    drawn.append((one, None if failure else next_token(history, one.seed)))
+                failure = self.fail(request)
+                if isinstance(failure, Exception):
+                    raise failure
+                drawn.append((request, None if failure else next_token(history, request.seed)))
         return drawn
 
     def _read(self, table, position):

@@ -8,7 +8,7 @@ def script_logits(llm, row):
     runner_step = llm.runner.step
 
     def step(batch):
-        requests = [one for request in batch if request.samples for one in (request, *request.children)]
+        requests = [request for request in batch if request.samples]
         llm.runner.model.logits = lambda hidden: torch.stack([row(len(r.tokens), r) for r in requests])
         return runner_step(batch)
 

@@ -91,10 +91,11 @@ def test_one_unusable_choice_ends_its_request_and_no_other():
     engine = FakeEngine()
     bad, good = engine.request("bad", [1, 2], n=3, max_tokens=5), engine.request("good", [3, 4], max_tokens=5)
     engine.runner.fail = lambda request: request.request_id == "bad" and request.index == 2 or None
+    engine.step()
     with pytest.raises(StepError) as caught:
         engine.step()
     assert (caught.value.failed, caught.value.outputs) == ([bad], [good])
-    assert [c.finish_reason for c in bad.outputs] == ["abort"] * 3 and len(bad.outputs[0].token_ids) == 1
+    assert [c.finish_reason for c in bad.outputs] == ["abort"] * 3 and len(bad.outputs[0].token_ids) == 2
     engine.run()
     assert good.outputs[0].finish_reason == "length"
 

@@ -69,7 +69,7 @@ class Driver:
         output = self.engine.outputs[name]
         parent = self.engine._requests[name][0]
         for index in range(len(output.outputs), len(output.outputs) + n):
-            if parent.num_generated:
+            if parent.num_generated or parent.index:
                 self.forked[name, index] = (parent.seed, parent.num_generated)
         self.engine.fork(name, n)
 
