@@ -125,7 +125,7 @@ def prepare() -> tuple[str, str, list[list[int]]]:
 
     from bench.demo import cache_folder, demo_model
     from bench.export_hf import export
-    from engine_min.loader import open_checkpoint
+    from engine_min.checkpoint import open_checkpoint
 
     gguf, directory = demo_model(), cache_folder() / "SmolLM2-135M-Instruct-float32"
     if not (directory / "config.json").exists():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from engine_min.checkpoint import open_checkpoint
 from engine_min.config import ModelConfig
-from engine_min.loader import open_checkpoint
 
 
 def export(model: str, target: Path, dtype: torch.dtype) -> None:

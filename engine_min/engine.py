@@ -8,12 +8,11 @@ from types import SimpleNamespace
 
 import torch
 
-from engine_min.attention import Attention
+from engine_min.attention import Attention, KVCache
 from engine_min.block_manager import BlockManager
+from engine_min.checkpoint import open_checkpoint, reading
 from engine_min.config import EngineConfig, resolve_backend
-from engine_min.kv_cache import KVCache
 from engine_min.llama import LlamaModel
-from engine_min.loader import open_checkpoint, reading
 from engine_min.parallel import joined
 from engine_min.request import CompletionOutput, Request, RequestOutput, SamplingParams, refuse
 from engine_min.runner import Runner

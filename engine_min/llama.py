@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from engine_min.attention import Attention
+from engine_min.attention import SCALE_NAME, Attention
+from engine_min.checkpoint import Checkpoint
 from engine_min.config import Backend, ModelConfig
-from engine_min.kv_cache import SCALE_NAME
-from engine_min.loader import Checkpoint
 from engine_min.parallel import TensorParallel
 from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
 

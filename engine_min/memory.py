@@ -4,8 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from engine_min.checkpoint import open_checkpoint
 from engine_min.config import DTYPES
-from engine_min.loader import open_checkpoint
 from pagedkern.kv_layout import bytes_per_token, num_blocks_in
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

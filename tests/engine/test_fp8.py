@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_min import SamplingParams
-from engine_min.kv_cache import SCALE_NAME
+from engine_min.attention import SCALE_NAME
 from pagedkern.kv_layout import bytes_per_token
 
 PROMPTS = [[(11 * i + j * j) % 250 for j in range(length)] for i, length in enumerate((40, 17, 3, 33, 40))]

@@ -10,8 +10,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize
 
 from engine_min import SamplingParams
-from engine_min.gguf_file import GGUFCheckpoint
-from engine_min.loader import open_checkpoint
+from engine_min.checkpoint import GGUFCheckpoint, open_checkpoint
 from engine_min.quantized import QuantizedLinear, is_fast
 
 Q = GGMLQuantizationType

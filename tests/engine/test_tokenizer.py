@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
 from engine_min import SamplingParams
-from engine_min.loader import open_checkpoint
+from engine_min.checkpoint import open_checkpoint
 from engine_min.server.responses import token_bytes
 from engine_min.tokenizer import OutputText, Tokenizer
 
