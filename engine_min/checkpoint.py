@@ -84,7 +84,6 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _CONFIG_KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -198,17 +197,12 @@ def _hf_name(name: str) -> str:
 def _config(metadata: dict, names: set[str]) -> ModelConfig:
     """The facts of a config.json are under `<architecture>.*`; some show by which tensors there are."""
     arch = metadata["general.architecture"]
-    if arch not in _ARCHITECTURES:
-        raise ValueError(f"GGUF architecture {arch!r} is not supported, expected {', '.join(_ARCHITECTURES)}")
     own = {key.removeprefix(f"{arch}."): value for key, value in metadata.items()}
-    missing = [f"{arch}.{key}" for key in _CONFIG_KEYS.values() if key not in own]
-    if missing:
-        raise ValueError(f"GGUF metadata lacks {', '.join(missing)}")
     has_divisors, rope_type = "rope_freqs.weight" in names, own.get("rope.scaling.type", "none")
     head_dim = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
     config = {name: own[key] for name, key in _CONFIG_KEYS.items()} | {
-        "architectures": [_ARCHITECTURES[arch]],
+        "architectures": [f"{arch.capitalize()}ForCausalLM"],
         "vocab_size": own.get("vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
         "num_key_value_heads": own.get("attention.head_count_kv"),
         "head_dim": head_dim,

@@ -94,7 +94,7 @@ class EngineCore:
         self._slots_held += blocks.num_used * size
         self._slots_empty += sum([-request.num_computed % size for request in self.scheduler.running])
         for request in batch:
-            if request.samples and request.num_generated == 0 and request.index == 0:  # its other choices begin now
+            if not request.completion.token_ids and request.samples and request.index == 0:  # its other choices begin
                 for index in range(1, len(request.output.outputs)):
                     self._fork(request, index)
 

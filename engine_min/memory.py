@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from engine_min.checkpoint import open_checkpoint
+from engine_min.checkpoint import open_checkpoint, reading
 from engine_min.config import DTYPES
 from pagedkern.kv_layout import bytes_per_token, num_blocks_in
 
@@ -23,11 +23,8 @@ def kv_shape(config: dict) -> tuple[int, int, int, int]:
     """(layers, KV heads, head_dim, longest context) from config.json of any model with grouped-query attention, also
     where it is a part of a larger one. Layers without attention (linear, recurrent) keep no keys."""
     config = config.get("text_config", config)
-    try:
-        num_layers, num_heads = config["num_hidden_layers"], config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    except KeyError as missing:
-        raise ValueError(f"the config lacks {missing.args[0]}") from None
+    num_layers, num_heads = config["num_hidden_layers"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     num_layers //= config.get("full_attention_interval") or 1
     if config.get("layer_types"):
         num_layers = sum("attention" in kind and "linear" not in kind for kind in config["layer_types"])
@@ -46,7 +43,8 @@ def read_model(model: str) -> tuple[tuple[int, int, int, int], int]:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{model!r} is neither a config.json nor a directory with one nor a .gguf file")
-    return kv_shape(json.loads(path.read_text())), weights
+    with reading(model):
+        return kv_shape(json.loads(path.read_text())), weights
 
 
 def command(args: argparse.Namespace, load) -> None:

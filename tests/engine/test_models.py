@@ -275,5 +275,8 @@ def test_unknown_models_are_refused(make_llama, make_llm, tmp_path):
     (path / "config.json").write_text(json.dumps(config | {"architectures": ["OtherForCausalLM"]}))
     with pytest.raises(ValueError, match="'OtherForCausalLM' is not supported, expected one of LlamaForCausalLM"):
         make_llm(path)
+    (path / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "vocab_size"}))
+    with pytest.raises(ValueError, match="model is no checkpoint that can be read: KeyError: 'vocab_size'"):
+        make_llm(path)
     with pytest.raises(FileNotFoundError, match="neither a directory with a config.json nor a .gguf file"):
         make_llm(tmp_path / "nowhere")
