@@ -154,10 +154,8 @@ class Weights:
         """One matrix of those named, in the few bits that all of them are stored in."""
         if not self._keeps_quantized:
             return None
-        stored = [self._checkpoint.quantized(name) for name in names]
-        if None in stored:
-            return None
-        return concatenate([self._checked(name, tensor) for name, tensor in zip(names, stored, strict=True)])
+        stored = ((name, self._checkpoint.quantized(name)) for name in names)
+        return concatenate([tensor and self._checked(name, tensor) for name, tensor in stored])
 
 
 class LlamaLayer:

@@ -30,9 +30,6 @@ class QuantizedTensor(NamedTuple):
     scale: torch.Tensor  # [rows, columns / 32] float16
     minimum: torch.Tensor | None = None  # the same; 4 bits only
 
-    def map(self, function) -> "QuantizedTensor":
-        return QuantizedTensor(*(part if part is None else function(part) for part in self))
-
     @property
     def shape(self) -> tuple[int, int]:
         return self.scale.size(0), self.scale.size(1) * GROUP
@@ -126,13 +123,11 @@ def _panels(weight: QuantizedTensor) -> torch.Tensor:
     """[panels, groups, bytes] uint8: 16 outputs side by side, scales first."""
     rows, groups = weight.scale.shape
     panels = -(-rows // PANEL)
-    weight = weight.map(lambda part: F.pad(part, (0, 0) * (part.dim() - 1) + (0, panels * PANEL - rows)))
-    words = weight.values.contiguous().view(torch.int32).view(panels, PANEL, groups, -1).permute(0, 2, 3, 1)
-    if weight.minimum is None:
-        before = [weight.scale, weight.values.view(torch.int8).sum(-1, dtype=torch.int16)]
-    else:
-        sums = ((weight.values & 15) + (weight.values >> 4)).sum(-1, dtype=torch.int16)
-        before = [weight.scale, weight.minimum, sums]
+    padding = (0, panels * PANEL - rows)
+    values, *before = (F.pad(part, (0, 0) * (part.dim() - 1) + padding) for part in weight if part is not None)
+    words = values.contiguous().view(torch.int32).view(panels, PANEL, groups, -1).permute(0, 2, 3, 1)
+    numbers = values.view(torch.int8) if weight.minimum is None else (values & 15) + (values >> 4)
+    before.append(numbers.sum(-1, dtype=torch.int16))
     head = torch.cat([x.view(torch.int16).view(panels, PANEL, groups).transpose(1, 2) for x in before], dim=-1)
     parts = (head.contiguous().view(torch.uint8), words.reshape(panels, groups, -1).view(torch.uint8))
     return torch.cat(parts, dim=-1)
