@@ -203,9 +203,9 @@ class LlamaModel:
         self.layers = [LlamaLayer(i, weights) for i in layers]
         self.norm = weights.load("model.norm.weight")
         self.head = weights.head(self.embedding)
-        self.quantized_layers = None
-        if QuantizedLayers.fit(self.layers):
-            self.quantized_layers = QuantizedLayers(self.layers, weights)
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        are_quantized = all(isinstance(linear, QuantizedLinear) for linear in linears)
+        self.quantized_layers = QuantizedLayers(self.layers, weights) if are_quantized else None
         has_divisors = config.rope.has_divisors
         divisors = weights.load("rope_freqs.weight", torch.float32).cpu() if has_divisors else None
         self.cos_sin_cache = config.rope.table(max_position, divisors)

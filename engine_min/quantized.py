@@ -102,12 +102,6 @@ class QuantizedLayers:
             ]
         self._last = Chain(steps, eps)
 
-    @staticmethod
-    def fit(layers: list) -> bool:
-        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        are_quantized = all(isinstance(linear, QuantizedLinear) for linear in linears)
-        return are_quantized and layers[0].gate_up.out_features % (2 * PANEL) == 0
-
     def __call__(self, embedded: torch.Tensor, attention) -> torch.Tensor:
         buffers = states, _, qkv = [embedded.float(), *(embedded.new_empty(len(embedded), n) for n in self._widths)]
         for layer, chain in zip(self._layers, self._chains, strict=True):
