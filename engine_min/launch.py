@@ -24,27 +24,26 @@ def launch(model: str, **options) -> LLM:
     return (LLM if options.get("tensor_parallel_size", 1) == 1 else LeadingLLM)(model, **options)
 
 
-def _join(store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
-    """Joins the processes; the group for calls, which are Python objects and stay on the host."""
+def _join(store: dist.Store, rank: int, size: int) -> None:
+    """Joins the processes. Calls, which are Python objects, go from host to host."""
     backend = "gloo"
     if torch.cuda.is_available():
         if torch.cuda.device_count() < size:
             raise ValueError(f"tensor_parallel_size is {size}, this machine has {torch.cuda.device_count()} GPUs")
         torch.cuda.set_device(rank)
-        backend = "nccl"
+        backend = "cpu:gloo,cuda:nccl"
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    return dist.new_group(backend="gloo", timeout=_PATIENCE)
 
 
 def _follow(index: int, port: int, model: str, options: dict) -> None:
     """Makes the leader's calls until it says that there are no more. What fails here fails there, too."""
-    calls = _join(dist.TCPStore("127.0.0.1", port), index + 1, options["tensor_parallel_size"])
+    _join(dist.TCPStore("127.0.0.1", port), index + 1, options["tensor_parallel_size"])
     with suppress(ValueError, OSError):  # the leader refuses the same, and says so
         llm, call = LLM(model, **options), [None]
         while True:
-            dist.broadcast_object_list(call, src=0, group=calls)
+            dist.broadcast_object_list(call, src=0)
             if not call[0]:
                 break
             name, args, kwargs = call[0]
@@ -59,7 +58,7 @@ class LeadingLLM(LLM):
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # lives as long as all
         arguments = (self._store.port, model, options)
         self._followers = multiprocessing.spawn(_follow, arguments, size - 1, join=False, daemon=True)
-        self._calls = _join(self._store, 0, size)
+        _join(self._store, 0, size)
         try:
             super().__init__(model, **options)
         except BaseException:
@@ -70,7 +69,7 @@ class LeadingLLM(LLM):
     def close(self) -> None:
         """Ends the other processes."""
         atexit.unregister(self.close)
-        dist.broadcast_object_list([None], src=0, group=self._calls)
+        dist.broadcast_object_list([None], src=0)
         while not self._followers.join():
             pass
         dist.destroy_process_group()
@@ -78,7 +77,7 @@ class LeadingLLM(LLM):
 
 def _led(name: str):
     def call(self, *args, **kwargs):
-        dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._calls)
+        dist.broadcast_object_list([(name, args, kwargs)], src=0)
         return getattr(LLM, name)(self, *args, **kwargs)
 
     return call
