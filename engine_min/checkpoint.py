@@ -107,8 +107,8 @@ _SPLITS = {
 
 
 class _Reader(GGUFReader):
-    """The package's own makes two numpy views of each string of an array, and takes two seconds for the vocabulary of a
-    small model."""
+    """An array of strings is a list here. The package makes two numpy views of each string, and takes two seconds for
+    the vocabulary of a small model."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int):
         if raw_type != GGUFValueType.ARRAY:
@@ -118,19 +118,20 @@ class _Reader(GGUFReader):
         if kind != GGUFValueType.STRING:
             values = self._get(start, self.gguf_scalar_to_np[kind], length)
             return 12 + values.nbytes, [values], [0], [GGUFValueType.ARRAY, kind]
-        view, strings = memoryview(self.data), []
+        view, length_at, strings = memoryview(self.data), struct.Struct("<Q").unpack_from, []
         for _ in range(length):
             start = end + 8
-            end = start + struct.unpack_from("<Q", view, end)[0]
-            strings.append(view[start:end])
-        return end - orig_offs, strings, range(length), [GGUFValueType.ARRAY, kind]
+            end = start + length_at(view, end)[0]
+            strings.append(str(view[start:end], "utf-8"))
+        return end - orig_offs, [strings], [0], [GGUFValueType.ARRAY, kind]
 
 
 class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path):
         try:
             reader = _Reader(path, "c")
-            self._metadata = {name: field.contents() for name, field in reader.fields.items()}
+            ends = {name: (field.parts[-1], field) for name, field in reader.fields.items()}
+            self._metadata = {name: x if isinstance(x, list) else field.contents() for name, (x, field) in ends.items()}
         except Exception as error:
             raise ValueError(f"{path} is not a GGUF file, or a damaged one: {error}") from error
         self._tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
