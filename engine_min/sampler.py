@@ -1,9 +1,9 @@
 """From logits to tokens: penalties, biases, masks, then greedy or seeded with temperature, top-k, top-p and min-p."""
 
 import math
-from collections import Counter
 from hashlib import blake2b
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -102,19 +102,21 @@ def _is_too_short(request: Request) -> bool:
 
 def _adjust_row(row: torch.Tensor, request: Request) -> None:
     """In place. Only the tokens concerned are touched, not the whole vocabulary."""
-    params = request.params
+    params, device = request.params, row.device
     if params.repetition_penalty != 1:
-        seen = torch.tensor(list(set(request.tokens)), device=row.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    added = dict(params.logit_bias or {})
+        seen = torch.from_numpy(np.array(request.tokens)).to(device)
+        values, penalty = row.take(seen), params.repetition_penalty
+        row.put_(seen, torch.where(values > 0, values / penalty, values * penalty))
     if params.presence_penalty or params.frequency_penalty:
-        for token, times in Counter(request.tokens[len(request.prompt_token_ids) :]).items():
-            added[token] = added.get(token, 0.0) - params.presence_penalty - params.frequency_penalty * times
+        said = np.array(request.tokens[len(request.prompt_token_ids) :], dtype=np.int64)
+        said = torch.from_numpy(said).to(device)
+        row.put_(said, row.take(said) - params.presence_penalty)  # once, however often a token occurs
+        row.put_(said, torch.full(said.shape, -params.frequency_penalty, device=device), accumulate=True)
+    added = dict(params.logit_bias or {})
     if _is_too_short(request):
         added |= dict.fromkeys(request.stop_ids, -math.inf)
     if added:
-        row[torch.tensor(list(added), device=row.device)] += torch.tensor(list(added.values()), device=row.device)
+        row[torch.tensor(list(added), device=device)] += torch.tensor(list(added.values()), device=device)
 
 
 def _draw(logits: torch.Tensor, requests: list[Request]) -> list[int]:
