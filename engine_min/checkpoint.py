@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from engine_min.config import ModelConfig, model_config_from_hf
-from engine_min.quantized import GROUP, QuantizedTensor
 from engine_min.tokenizer import Tokenizer, tokenizer_from_hf
+from pagedkern.quantized import GROUP, QuantizedTensor
 
 
 class Checkpoint:

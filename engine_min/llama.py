@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+import pagedkern
 from engine_min.attention import SCALE_NAME, Attention
 from engine_min.checkpoint import Checkpoint
 from engine_min.config import Backend, ModelConfig
 from engine_min.parallel import TensorParallel
-from engine_min.quantized import QuantizedLayers, QuantizedLinear, QuantizedTensor, concatenate, is_fast
+from pagedkern.quantized import Chain, QuantizedLinear, QuantizedTensor, concatenate, step
 
 _COMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # here, whatever a checkpoint says
 
@@ -65,6 +66,12 @@ _ZERO = torch.zeros(1, dtype=torch.bfloat16)
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def is_fast(dtype: torch.dtype) -> bool:
+    """Whether quantised layers serve a model of this dtype on the CPU: float32 asks for exact products, other levels
+    have no kernel."""
+    return dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -192,6 +199,40 @@ class LlamaLayer:
         rows = qkv.view(qkv.size(0), -1, self.head_dim)[:, : sum(self.num_heads)]
         for part, weight in zip(rows.split(self.num_heads, dim=1), self.head_norms, strict=True):
             part.copy_(F.rms_norm(part, (self.head_dim,), weight, self.eps))
+
+
+class QuantizedLayers:
+    """The layers of a model whose linears are all of this kind: one call from attention to attention.
+
+    The states stay in float32 from layer to layer, which costs nothing here.
+    """
+
+    def __init__(self, layers: list[LlamaLayer], weights: Weights):
+        eps = layers[0].eps
+        self._layers = layers
+        self._widths = layers[0].gate_up.out_features // 2, layers[0].qkv.out_features
+        self._chains = []
+        steps = []  # buffers: states, MLP, qkv, what attention gave
+        for layer in layers:
+            names = (f"model.layers.{layer.index}.{kind}_layernorm.weight" for kind in ("input", "post_attention"))
+            norms = [weights.load(name, torch.float32) for name in names]
+            self._chains.append(Chain([*steps, step(layer.qkv, 0, 2, norms[0])], eps))
+            steps = [
+                step(layer.out, 3, 0, accumulate=True),
+                step(layer.gate_up, 0, 1, norms[1], gated=True),
+                step(layer.down, 1, 0, accumulate=True),
+            ]
+        self._last = Chain(steps, eps)
+
+    def __call__(self, embedded: torch.Tensor, attention: Attention) -> torch.Tensor:
+        buffers = states, _, qkv = [embedded.float(), *(embedded.new_empty(len(embedded), n) for n in self._widths)]
+        for layer, chain in zip(self._layers, self._chains, strict=True):
+            chain(buffers)
+            if layer.head_norms is not None:
+                layer.normalise_heads(qkv)
+            buffers = [*buffers[:3], attention(layer.index, qkv)]
+        self._last(buffers)
+        return states
 
 
 class LlamaModel:

@@ -11,7 +11,8 @@ from gguf.quants import quantize
 
 from engine_min import SamplingParams
 from engine_min.checkpoint import GGUFCheckpoint, open_checkpoint
-from engine_min.quantized import QuantizedLinear, is_fast
+from engine_min.llama import is_fast
+from pagedkern.quantized import QuantizedLinear
 
 Q = GGMLQuantizationType
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pagedkern  # noqa: F401 - loads the op library
-from engine_min.quantized import Chain, QuantizedLinear, QuantizedTensor, step
+from pagedkern.quantized import Chain, QuantizedLinear, QuantizedTensor, step
 
 OP = torch.ops.pagedkern_cpu.quantized_linears.default
 NONE = torch.empty(0)

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-import pagedkern
-
 GROUP = 32  # weights that share a scale
 PANEL = 16  # outputs that lie side by side
 _NONE = torch.empty(0)
@@ -40,12 +38,6 @@ def concatenate(tensors: list[QuantizedTensor | None]) -> QuantizedTensor | None
     if None in tensors or len({tensor.minimum is None for tensor in tensors}) > 1:
         return None
     return QuantizedTensor(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*tensors, strict=True)))
-
-
-def is_fast(dtype: torch.dtype) -> bool:
-    """Whether such layers serve a model of this dtype on the CPU: float32 asks for exact products, other levels have no
-    kernel."""
-    return dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
 
 
 class QuantizedLinear:
@@ -77,40 +69,6 @@ class Chain:
 
     def __call__(self, buffers: list[torch.Tensor]) -> None:
         _quantized_linears(buffers, *self._arguments)
-
-
-class QuantizedLayers:
-    """The layers of a model whose linears are all of this kind: one call from attention to attention.
-
-    The states stay in float32 from layer to layer, which costs nothing here.
-    """
-
-    def __init__(self, layers: list, weights):
-        eps = layers[0].eps
-        self._layers = layers
-        self._widths = layers[0].gate_up.out_features // 2, layers[0].qkv.out_features
-        self._chains = []
-        steps = []  # buffers: states, MLP, qkv, what attention gave
-        for layer in layers:
-            names = (f"model.layers.{layer.index}.{kind}_layernorm.weight" for kind in ("input", "post_attention"))
-            norms = [weights.load(name, torch.float32) for name in names]
-            self._chains.append(Chain([*steps, step(layer.qkv, 0, 2, norms[0])], eps))
-            steps = [
-                step(layer.out, 3, 0, accumulate=True),
-                step(layer.gate_up, 0, 1, norms[1], gated=True),
-                step(layer.down, 1, 0, accumulate=True),
-            ]
-        self._last = Chain(steps, eps)
-
-    def __call__(self, embedded: torch.Tensor, attention) -> torch.Tensor:
-        buffers = states, _, qkv = [embedded.float(), *(embedded.new_empty(len(embedded), n) for n in self._widths)]
-        for layer, chain in zip(self._layers, self._chains, strict=True):
-            chain(buffers)
-            if layer.head_norms is not None:
-                layer.normalise_heads(qkv)
-            buffers = [*buffers[:3], attention(layer.index, qkv)]
-        self._last(buffers)
-        return states
 
 
 def _panels(weight: QuantizedTensor) -> torch.Tensor:
