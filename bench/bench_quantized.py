@@ -96,7 +96,7 @@ def milliseconds(call, seconds: float = 0.5) -> float:
 def main() -> None:
     engines = {"kept": load("bfloat16"), "bfloat16": load("bfloat16", kept=False)}
     if engines["kept"].runner.model.quantized_layers is None:
-        print("kept: left out, it needs the SIMD level avx512_bf16")
+        print("kept: left out, it needs AVX2 at least")
         return
     print("all layers, then the head of up to 16 rows, ms")
     print(f"{'rows':>6}" + "".join(f"{name:>18}" for name in engines))

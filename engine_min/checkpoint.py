@@ -21,6 +21,8 @@ from pagedkern.quantized import GROUP, QuantizedTensor
 class Checkpoint:
     """config.json beside model.safetensors, or beside shards listed in model.safetensors.index.json."""
 
+    is_quantized = False  # all linears of its layers are in the few bits that the engine has a use for
+
     def __init__(self, path: Path):
         self._path = path
         self.config = model_config_from_hf(path)
@@ -136,6 +138,8 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{path} is not a GGUF file, or a damaged one: {error}") from error
         self._tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
         self.names = set(self._tensors)
+        kinds = {tensor.tensor_type for name, tensor in self._tensors.items() if name.endswith("_proj.weight")}
+        self.is_quantized = kinds <= set(_KEPT)
         self.config = _config(self._metadata, self.names)
 
     def tensor(self, name: str) -> torch.Tensor:

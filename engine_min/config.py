@@ -10,6 +10,7 @@ import torch
 import pagedkern
 from engine_min.request import check_fields, number, one_of, refuse
 from engine_min.rope import Rope
+from pagedkern.quantized import is_fast as quantized_is_fast
 
 DTYPES = {  # of caches
     "bfloat16": torch.bfloat16,
@@ -70,7 +71,7 @@ class Backend:
     cache_dtype: torch.dtype
 
 
-def resolve_backend(config: EngineConfig) -> Backend:
+def resolve_backend(config: EngineConfig, is_quantized: bool) -> Backend:
     """What is asked for, or the best that is here."""
     has_gpu = torch.cuda.is_available()
     name, device, dtype = config.attention, config.device, config.dtype
@@ -85,8 +86,10 @@ def resolve_backend(config: EngineConfig) -> Backend:
     if device == "cuda" and not has_gpu:
         raise ValueError(f"device 'cuda' (attention {name!r}): torch sees no CUDA GPU here")
     takes_float32 = name in ("cpu", "reference")
-    if dtype == "auto":  # bfloat16 where there are instructions for it, since it halves the weights to read
+    if dtype == "auto":  # bfloat16 where there are instructions for it, since it halves the weights to read, and where
+        # the weights stay in their few bits
         is_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        is_fast |= is_quantized and config.tensor_parallel_size == 1 and quantized_is_fast()
         dtype = "bfloat16" if is_fast or not takes_float32 else "float32"
     if dtype == "float32" and not takes_float32:
         raise ValueError(f"attention {name!r} takes bfloat16 and float16, dtype is float32")

@@ -173,9 +173,9 @@ class LLM(EngineCore):
 
     def __init__(self, model: str, **options):
         config = EngineConfig(model, **options)
-        backend = self.backend = resolve_backend(config)
-        parallel = self.parallel = joined(config.tensor_parallel_size)
         checkpoint = open_checkpoint(config.model)
+        backend = self.backend = resolve_backend(config, checkpoint.is_quantized)
+        parallel = self.parallel = joined(config.tensor_parallel_size)
         longest = self.max_model_len = min(config.max_model_len or math.inf, checkpoint.config.max_position)
         config = self.config = replace(config, max_model_len=longest)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < longest:

@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import pagedkern
 from engine_min.attention import SCALE_NAME, Attention
 from engine_min.checkpoint import Checkpoint
 from engine_min.config import Backend, ModelConfig
 from engine_min.parallel import TensorParallel
-from pagedkern.quantized import Chain, QuantizedLinear, QuantizedTensor, concatenate, step
+from pagedkern.quantized import Chain, QuantizedLinear, QuantizedTensor, concatenate, is_fast, step
 
 _COMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # here, whatever a checkpoint says
 
@@ -68,12 +67,6 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
-def is_fast(dtype: torch.dtype) -> bool:
-    """Whether quantised layers serve a model of this dtype on the CPU: float32 asks for exact products, other levels
-    have no kernel."""
-    return dtype == torch.bfloat16 and pagedkern.build_info()["cpu_simd"] == "avx512_bf16"
-
-
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of a model, under Hugging Face's names."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
@@ -111,7 +104,8 @@ class Weights:
         self.config, self.parallel = checkpoint.config, parallel
         self.shapes = tensor_shapes(self.config)
         self._checkpoint, self._backend = checkpoint, backend
-        self._keeps_quantized = parallel.size == 1 and backend.device.type == "cpu" and is_fast(backend.dtype)
+        self._keeps_quantized = parallel.size == 1 and backend.device.type == "cpu" and is_fast()
+        self._keeps_quantized &= backend.dtype == torch.bfloat16  # float32 asks for exact products
         unexpected = checkpoint.names - self.shapes.keys()
         unexpected = {name for name in unexpected if not (SCALE_NAME.fullmatch(name) or _COMPUTED.search(name))}
         if self.config.tie_word_embeddings:  # by definition the embedding is the head, whatever else there is

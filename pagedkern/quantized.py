@@ -10,11 +10,18 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+import pagedkern
+
 GROUP = 32  # weights that share a scale
 PANEL = 16  # outputs that lie side by side
 _NONE = torch.empty(0)
 _ACCUMULATE, _GATED = 1, 2
 _quantized_linears = torch.ops.pagedkern_cpu.quantized_linears.default
+
+
+def is_fast() -> bool:
+    """Whether this CPU has instructions that make such layers worth it: plain C++ is slow."""
+    return pagedkern.build_info()["cpu_simd"] != "generic"
 
 
 class QuantizedTensor(NamedTuple):
