@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 from safetensors import safe_open
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from engine_min.config import ModelConfig, model_config_from_hf
@@ -51,10 +51,13 @@ def reading(model: str) -> Iterator[None]:
     """Whatever a damaged file makes its readers stumble over is one kind of error, which names the checkpoint."""
     try:
         yield
-    except (OSError, ValueError, MemoryError, torch.cuda.OutOfMemoryError):
+    except (OSError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ValueError(f"{model} is no checkpoint that can be read: {type(error).__name__}: {error}") from error
+        if type(error) is ValueError:  # says in words what is wrong
+            raise
+        what = "lacks the key" if isinstance(error, KeyError) else f"cannot be read: {type(error).__name__}:"
+        raise ValueError(f"{model} {what} {error}") from error
 
 
 def open_checkpoint(model: str) -> Checkpoint:
@@ -95,16 +98,18 @@ _CONFIG_KEYS = {
     "max_position_embeddings": "context_length",
 }
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4  # tokenizer.ggml.token_type
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+_WORDS = (  # of Llama 3 and Qwen 2, which differ in how many digits stand together
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT2, _BYTES = (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cuts) for cuts in (True, False))
 # How text is cut into words before the merges; GGUF names the rule after the first model that had it.
 _SPLITS = {
-    "default": [],
-    "gpt-2": [],
-    "smollm": [pre_tokenizers.Digits(individual_digits=True)],
-    "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated")],
+    "default": [_GPT2],
+    "gpt-2": [_GPT2],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), _GPT2],
+    "llama-bpe": [pre_tokenizers.Split(Regex(_WORDS % "{1,3}"), "isolated"), _BYTES],
+    "qwen2": [pre_tokenizers.Split(Regex(_WORDS % ""), "isolated"), _BYTES],
 }
 
 
@@ -180,8 +185,9 @@ class GGUFCheckpoint(Checkpoint):
         vocab, is_llama3 = {token: i for i, token in enumerate(tokens)}, split == "llama-bpe"
         # Llama 3 takes a whole word that is a token as it is, without merging its way there.
         backend = BackendTokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=is_llama3))
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not is_llama3)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*_SPLITS[split], byte_level])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[split])
+        if split == "qwen2":
+            backend.normalizer = normalizers.NFC()
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens([
             AddedToken(token, special=kind == _CONTROL_TOKEN, normalized=False)

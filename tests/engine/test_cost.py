@@ -80,7 +80,7 @@ def test_configs_that_say_too_little(tmp_path, capsys, config, missing):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     assert main(["memory", "--model", str(path)]) == 2
-    assert f"is no checkpoint that can be read: KeyError: '{missing}" in capsys.readouterr().err
+    assert f"config.json lacks the key '{missing}" in capsys.readouterr().err
 
 
 # ---- Static against continuous.

@@ -1,5 +1,7 @@
 """GGUF files: blocks to floats, metadata to a config, permuted q and k rows back to halves."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, model, kind=None, extra=(), plain=()):
+def write_gguf(path, model, kind=None, extra=(), plain=(), pre="gpt-2", merges=()):
     config = model.config
     writer = GGUFWriter(path, config.model_type)
     writer.add_block_count(config.num_hidden_layers)
@@ -36,10 +38,10 @@ def write_gguf(path, model, kind=None, extra=(), plain=()):
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*BYTES, "<s>", "</s>"])
-    writer.add_token_types([1] * 256 + [3, 3])
-    writer.add_token_merges([])
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*BYTES, "<s>", "</s>", *("".join(merge) for merge in merges)])
+    writer.add_token_types([1] * 256 + [3, 3] + [1] * len(merges))
+    writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_eos_token_id(EOS)
     names = {"model.embed_tokens.": "token_embd.", "model.norm.": "output_norm.", "lm_head.": "output."}
     names |= {"model.layers.": "blk.", "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_"}
@@ -170,6 +172,38 @@ def test_a_file_of_mixed_kinds_keeps_what_it_can(make_llama, make_llm, tap, tmp_
         (output,) = engine.generate("Sea and land.", SamplingParams(max_tokens=1, temperature=0))
         rows.append(taken[output.request_id, len(output.prompt_token_ids)].double())
     assert 0 < (rows[0] - rows[1]).norm() < 0.05 * rows[1].norm()
+
+
+MERGES = [tuple(merge.split()) for merge in ("1 2", "12 3", "123 4", "Ġ 1234", "Ġ a", "Ġa b", "Ċ Ċ", "' s", "Ã ©")]
+
+
+@pytest.mark.parametrize(
+    "pre, expected",
+    [
+        ("gpt-2", ["Ġ1234", "5", "'s"]),
+        ("smollm", ["Ġ", "1", "2", "3", "4", "5", "'s"]),
+        ("llama-bpe", ["Ġ", "123", "4", "5", "'s"]),
+        ("qwen2", ["Ġ", "1", "2", "3", "4", "5", "'s"]),
+    ],
+)
+def test_how_digits_are_cut(make_llama, tmp_path, pre, expected):
+    _, model = make_llama()
+    gguf = write_gguf(tmp_path / "model.gguf", model, pre=pre, merges=MERGES)
+    assert open_checkpoint(str(gguf)).tokenizer().backend.encode(" 12345's").tokens == expected
+
+
+def test_text_of_qwen_is_cut_as_by_its_own_tokenizer(make_llama, tmp_path):
+    from transformers import Qwen2Tokenizer
+
+    _, model = make_llama()
+    tokenizer = open_checkpoint(str(write_gguf(tmp_path / "model.gguf", model, pre="qwen2", merges=MERGES))).tokenizer()
+    vocab = tokenizer.backend.get_vocab()
+    own = Qwen2Tokenizer(vocab=vocab, merges=MERGES, unk_token="</s>", eos_token="</s>", pad_token="</s>")
+    rng = random.Random(3)
+    pieces = ["\r\n", *" \n\t_²é世🙂", "  ", "ab", " ab", "1234", " 12", "'s", "'S", "'ll", "e\u0301", "?!"]
+    for _ in range(300):
+        text = "".join(rng.choices(pieces, k=rng.randint(1, 12)))
+        assert tokenizer.encode(text) == own(text)["input_ids"], text
 
 
 def test_rope_factors_of_the_file_divide_the_frequencies(make_llama, make_llm, tap, tmp_path):
