@@ -128,9 +128,9 @@ class ModelConfig:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} key/value heads")
         self.head_dim: int = config.get("head_dim") or self.hidden_size // self.num_heads
-        self.max_position: int = config.get("max_position_embeddings", 2048)
+        self.max_position = int(config.get("max_position_embeddings", 2048))
         self.rope = Rope(config, self.head_dim, self.max_position)
-        self.rms_norm_eps: float = config.get("rms_norm_eps", 1e-6)
+        self.rms_norm_eps = float(config.get("rms_norm_eps", 1e-6))
         self.tie_word_embeddings: bool = config.get("tie_word_embeddings", False)
         is_qwen2, has_bias = name == "Qwen2ForCausalLM", config.get("attention_bias") or False
         self.attention_bias: bool = is_qwen2 or has_bias  # of queries, keys and values
@@ -138,7 +138,7 @@ class ModelConfig:
         self.mlp_bias: bool = config.get("mlp_bias", False)
         self.qk_norm = name == "Qwen3ForCausalLM"  # every head's query and key are normalised before they are rotated
         self.sliding_windows = _sliding_windows(config, name)
-        self.eos_token_ids: frozenset[int] = frozenset(config["eos_token_id"])
+        self.eos_token_ids = frozenset(token for token in config["eos_token_id"] if 0 <= token < self.vocab_size)
 
 
 def model_config_from_hf(path: Path) -> ModelConfig:

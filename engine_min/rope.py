@@ -28,8 +28,8 @@ class Rope:
         self.theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
         fraction = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         self.rotary_dim = int(head_dim * fraction)  # the first of a head's, which are rotated; the others stay
-        if self.rotary_dim < 2 or self.rotary_dim % 2:
-            raise ValueError(f"{self.rotary_dim} rotary dimensions, expected an even number of at least 2")
+        if not 2 <= self.rotary_dim <= head_dim or self.rotary_dim % 2:
+            raise ValueError(f"{self.rotary_dim} rotary dimensions, expected an even number in [2, {head_dim}]")
         self.factor = float(scaling["factor"]) if ROPE_TYPES[self.type] else 1.0
         if not 0 < self.factor < math.inf:
             raise ValueError(f"rope factor {self.factor} of type {self.type!r}, expected a positive number")

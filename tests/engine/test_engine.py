@@ -116,6 +116,17 @@ def test_stops_on_every_end_token(make_llama, make_llm, eos):
         assert output.outputs[0].token_ids[2] == eos
 
 
+def test_an_end_token_outside_the_vocabulary_is_none(make_llama, make_llm):
+    """As -1 where a model has none; masked by min_tokens, it would fail the step of everybody."""
+    path, _ = make_llama()
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 288, 5]}))
+    llm = make_llm(path)
+    script_logits(llm, lambda position, request: one_hot(287))
+    (output,) = llm.generate([[1, 2]], SamplingParams(max_tokens=3, min_tokens=2, temperature=0))
+    assert output.outputs[0].token_ids == [287] * 3
+    assert llm.model_config.eos_token_ids == {EOS, 5}
+
+
 def test_stop_token_ids_count_even_when_eos_is_ignored(llm):
     script_logits(llm, lambda position, request: one_hot(position))
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, stop_token_ids=[70, 7])

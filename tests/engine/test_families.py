@@ -92,9 +92,13 @@ def test_yarn_tables(rotary_dim, factor, position):
     torch.testing.assert_close(table[0], (position * expected[0]).cos() * attention_factor)
 
 
-def test_odd_rotary_dimensions_are_refused(make_llama):
-    with pytest.raises(ValueError, match="5 rotary dimensions, expected an even number"):
-        config_with(make_llama(head_dim=32)[0], rope_theta=1e4, partial_rotary_factor=5 / 32)
+@pytest.mark.parametrize("rotary_dim", (5, 0, 34))
+def test_odd_rotary_dimensions_are_refused(make_llama, rotary_dim):
+    with pytest.raises(ValueError, match=rf"{rotary_dim} rotary dimensions, expected an even number in \[2, 32\]"):
+        config_with(
+            make_llama(head_dim=32)[0],
+            rope_scaling={"type": "default", "partial_rotary_factor": rotary_dim / 32 or 0.01},
+        )
 
 
 # ---- What a config may leave out, and what a checkpoint may not.
