@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from types import SimpleNamespace
 
 import torch
@@ -252,8 +253,9 @@ class LLM(EngineCore):
         vocab = self.model_config.vocab_size
         given = {"the prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
         for name, ids in given.items():
-            if ids and not 0 <= min(ids) <= max(ids) < vocab:
-                raise ValueError(f"{name} holds a token id outside [0, {vocab})")
+            are_whole = all(issubclass(kind, Integral) for kind in set(map(type, ids or ())))
+            if not are_whole or (ids and not 0 <= min(ids) <= max(ids) < vocab):
+                raise ValueError(f"{name} holds what is no token id in [0, {vocab})")
         total = len(token_ids) + params.max_tokens
         sizes = f"{len(token_ids)} prompt tokens and max_tokens {params.max_tokens}"
         if total > self.max_model_len:

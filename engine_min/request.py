@@ -4,7 +4,7 @@ import math
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is an argmax
 MAX_LOGPROBS = 20
@@ -13,7 +13,8 @@ MAX_LOGPROBS = 20
 def number(default, low: float, high: float = math.inf):
     """A setting that must be in [low, high], and finite."""
     expected = f"in [{low}, {high}]" if high < math.inf else f"at least {low}"
-    return field(default=default, metadata={"holds": lambda x: low <= x <= high and x < math.inf, "expected": expected})
+    holds = lambda x: isinstance(x, Real) and low <= x <= high and x < math.inf  # noqa: E731
+    return field(default=default, metadata={"holds": holds, "expected": expected})
 
 
 def one_of(*choices: str):
@@ -73,7 +74,7 @@ class SamplingParams:
             refuse(self, "stop", "texts that are not empty")
         if not 0 <= self.min_tokens <= self.max_tokens:
             refuse(self, "min_tokens", f"in [0, max_tokens ({self.max_tokens})]")
-        if not all(-100 <= bias <= 100 for bias in (self.logit_bias or {}).values()):
+        if not all(isinstance(bias, Real) and -100 <= bias <= 100 for bias in (self.logit_bias or {}).values()):
             refuse(self, "logit_bias", "numbers in [-100, 100]")
 
     @cached_property
@@ -82,7 +83,7 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(self.stop or ()) if isinstance(self.stop, list | tuple | None) else (self.stop,)
 
     @cached_property
     def changes_logits(self) -> bool:

@@ -172,8 +172,10 @@ def test_refuses_what_can_never_run(make_llama, make_llm):
         ([], 1, "the prompt is empty"),
         ([1] * 99, 2, "99 prompt tokens and max_tokens 2 make 101, more than max_model_len 100"),
         ([1] * 80, 2, "80 prompt tokens and max_tokens 2 need 11 KV blocks, the pool has 10"),
-        ([1, 288], 1, r"token id outside \[0, 288\)"),
-        ([1, -1], 1, r"token id outside \[0, 288\)"),
+        ([1, 288], 1, r"holds what is no token id in \[0, 288\)"),
+        ([1, -1], 1, r"no token id in \[0, 288\)"),
+        ([1.5, 2], 1, r"no token id in \[0, 288\)"),
+        (["a", 2], 1, r"no token id in \[0, 288\)"),
     ]
     running = llm.add_request("running", "abc", GREEDY)
     for prompt, max_tokens, message in cases:
@@ -194,12 +196,15 @@ def test_refuses_what_can_never_run(make_llama, make_llm):
     "options",
     [{"stop": [1]}, {"stop": b"a"}, {"stop": [b"a"]}, {"seed": 1.5}, {"seed": "7"}, {"logprobs": 1.5},
      {"logprobs": True}, {"prompt_logprobs": 2.5}, {"max_tokens": 2.5}, {"n": 1.5}, {"top_k": 0.5},
-     {"stop_token_ids": [1.5]}, {"logit_bias": {"a": 1.0}}, {"min_tokens": 0.5}],
+     {"stop_token_ids": [1.5]}, {"logit_bias": {"a": 1.0}}, {"min_tokens": 0.5}, {"stop": 5}, {"temperature": "a"},
+     {"top_p": None}, {"logit_bias": {1: "a"}}],
     ids=str,
 )  # fmt: skip
 def test_settings_of_another_type_are_refused(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f"^{name} is .*, expected (whole numbers|texts that are not empty)"):
+    with pytest.raises(
+        ValueError, match=f"^{name} is .*, expected (whole numbers|texts that are not empty|numbers |in )"
+    ):
         SamplingParams(**options)
 
 
