@@ -255,7 +255,7 @@ class LLM(EngineCore):
         for name, ids in given.items():
             are_whole = all(issubclass(kind, Integral) for kind in set(map(type, ids or ())))
             if not are_whole or (ids and not 0 <= min(ids) <= max(ids) < vocab):
-                raise ValueError(f"{name} holds what is no token id in [0, {vocab})")
+                raise ValueError(f"{name} holds a token id that is no whole number or outside [0, {vocab})")
         total = len(token_ids) + params.max_tokens
         sizes = f"{len(token_ids)} prompt tokens and max_tokens {params.max_tokens}"
         if total > self.max_model_len:
