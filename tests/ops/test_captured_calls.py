@@ -11,7 +11,7 @@ from op_args import CHANGES, MAKERS
 import pagedkern
 from pagedkern import vgpu
 from pagedkern.testing import compare
-from pagedkern.testing.backends import ALL_THREADS, VGPU_OPS, Backend, by_name
+from pagedkern.testing.backends import ALL_THREADS, BACKENDS, VGPU_OPS, Backend, by_name
 from pagedkern.testing.cache_cases import GATHER_CASES, MERGE_CASES, MOVE_CASES, WRITE_CASES
 from pagedkern.testing.cases import ATTENTION_CASES
 from pagedkern.testing.judge import judge_attention
@@ -61,11 +61,13 @@ def captured(name):
     return Captured(**{field.name: getattr(backend, field.name) for field in fields(backend)})
 
 
-CUDA, TRITON = captured("vgpu_random"), captured("triton_vgpu_random")
-# Every seventh of each list, and all whose keys are shared out among blocks; of what Triton makes of them, few.
+CUDA = captured("vgpu_random")
+# Every seventh of each list, and all whose keys are shared out among blocks; of what Triton makes of them, where it
+# compiles here, few.
+CAPTURED = [(CUDA, 7), *((captured(b.name), 60) for b in BACKENDS if b.name == "triton_vgpu_random")]
 SAMPLE = [
     pytest.param(backend, judge, case, id=f"{backend.name}-{judge.__name__}-{case.name}")
-    for backend, every in ((CUDA, 7), (TRITON, 60))
+    for backend, every in CAPTURED
     for judge, cases in JUDGES.items()
     for i, case in enumerate(filter(backend.takes, cases))
     if backend is CUDA or case.op_name != "swap_blocks"  # which Triton's leaves to torch
