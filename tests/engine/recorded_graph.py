@@ -21,7 +21,9 @@ WAITING = {
 
 
 def _tensors(values) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    """All but weights that oneDNN has packed, which have no storage and never change."""
+    leaves = tree_leaves(values)
+    return [value for value in leaves if isinstance(value, torch.Tensor) and value.layout == torch.strided]
 
 
 def _storage(tensor: torch.Tensor) -> int:
