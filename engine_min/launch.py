@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from engine_min.config import EngineConfig
 from engine_min.engine import LLM
 
 _PATIENCE = timedelta(days=365)  # a server may be idle for long
@@ -21,7 +22,8 @@ _PATIENCE = timedelta(days=365)  # a server may be idle for long
 
 def launch(model: str, **options) -> LLM:
     """An LLM whose layers are shared by so many processes: this one, and others that it starts."""
-    return (LLM if options.get("tensor_parallel_size", 1) == 1 else LeadingLLM)(model, **options)
+    size = EngineConfig(model, **options).tensor_parallel_size
+    return (LLM if size == 1 else LeadingLLM)(model, **options)
 
 
 def _join(store: dist.Store, rank: int, size: int) -> None:

@@ -28,8 +28,14 @@ def kv_shape(config: dict) -> tuple[int, int, int, int]:
     num_layers //= config.get("full_attention_interval") or 1
     if config.get("layer_types"):
         num_layers = sum("attention" in kind and "linear" not in kind for kind in config["layer_types"])
+    num_kv_heads = config.get("num_key_value_heads", num_heads)
     longest = config.get("max_position_embeddings") or LENGTHS[-1]
-    return num_layers, config.get("num_key_value_heads") or num_heads, head_dim, longest
+    if min(num_layers, num_kv_heads, head_dim, longest) < 1:
+        raise ValueError(
+            f"{num_layers} attention layers, {num_kv_heads} KV heads of {head_dim} and {longest} positions, expected "
+            "at least 1 of each"
+        )
+    return num_layers, num_kv_heads, head_dim, longest
 
 
 def read_model(model: str) -> tuple[tuple[int, int, int, int], int]:

@@ -29,8 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
-    if args.requests < 1:
-        raise ValueError(f"requests is {args.requests}, expected at least 1")
+    for option, least in (("requests", 1), ("longest", 16)):
+        if getattr(args, option) < least:
+            raise ValueError(f"{option} is {getattr(args, option)}, expected at least {least}")
     llm = load(args, enable_prefix_caching=False)  # or the second run would find the prompts of the first
     vocab = llm.model_config.vocab_size
     jobs = {} if args.skip_example else {"four requests": example_jobs(vocab)}

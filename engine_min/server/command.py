@@ -23,6 +23,9 @@ def command(args: argparse.Namespace, load: Callable[..., LLM]) -> None:
 
     if not 0 <= args.port <= 65535:
         raise ValueError(f"port is {args.port}, expected one in [0, 65535]")
+    for option, least in (("max_waiting", 0), ("max_body_bytes", 1), ("drain_seconds", 0)):
+        if getattr(args, option) < least:
+            raise ValueError(f"{option} is {getattr(args, option)}, expected at least {least}")
     name = args.served_model_name or Path(args.model).name
     limits = dict(max_waiting=args.max_waiting, max_body_bytes=args.max_body_bytes)
     serve(load(args), name, args.host, args.port, args.drain_seconds, **limits)

@@ -9,8 +9,8 @@ with vgpu.session(seed=1) as s:
 print(s.reports[0])
 
 with vgpu.capture() as graph:  # as a CUDA graph is captured
-    torch.ops.pagedkern_vgpu.copy_blocks(key_caches, value_caches, block_mapping)
-graph.replay()
+    torch.ops.pagedkern_vgpu.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+graph.replay()  # of what the tensors hold now
 """
 
 from pagedkern.vgpu._core import (

@@ -75,6 +75,17 @@ def test_memory_errors(make_llama, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change", [{"num_key_value_heads": 0}, {"num_hidden_layers": -16}, {"num_hidden_layers": "four"}], ids=str
+)
+def test_configs_of_nothing(tmp_path, capsys, change):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64} | change))
+    assert main(["memory", "--model", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected at least 1 of each" in line or "cannot be read" in line
+
+
 @pytest.mark.parametrize("config, missing", [({}, "num_hidden_layers"), ({"num_hidden_layers": 1}, "num_attention")])
 def test_configs_that_say_too_little(tmp_path, capsys, config, missing):
     path = tmp_path / "config.json"

@@ -42,7 +42,12 @@ def test_errors_are_one_line(make_llama, capsys):
     [
         ("bench", "--requests", "-1", "requests is -1, expected at least 1"),
         ("bench", "--swap-space-gib", "inf", "swap_space_gib is inf, expected at least 0"),
+        ("bench", "--longest", "-5", "longest is -5, expected at least 16"),
+        ("bench", "--tensor-parallel-size", "-1", "tensor_parallel_size is -1, expected at least 1"),
         ("serve", "--port", "99999", "port is 99999, expected one in [0, 65535]"),
+        ("serve", "--max-body-bytes", "-1", "max_body_bytes is -1, expected at least 1"),
+        ("serve", "--max-waiting", "-1", "max_waiting is -1, expected at least 0"),
+        ("serve", "--drain-seconds", "-1", "drain_seconds is -1, expected at least 0"),
         ("memory", "--memory-gib", "inf", "memory_gib is inf, expected a positive number"),
         ("memory", "--memory-gib", "nan", "memory_gib is nan, expected a positive number"),
     ],
