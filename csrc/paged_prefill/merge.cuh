@@ -10,7 +10,7 @@ namespace pagedkern {
 template <int kDim>
 static __device__ __forceinline__ float4* thread_slot(const PagedPrefillParams& p, int64_t slot) {
   return reinterpret_cast<float4*>(p.partials) + slot * PagedPrefillConfig<kDim, false>::kSlotVectors * p.slot_threads +
-         (blockIdx.x & ((1u << p.cluster_log) - 1)) * blockDim.x + threadIdx.x;
+         ClusterPlace::of(p).rank * blockDim.x + threadIdx.x;
 }
 
 template <int kDim>
